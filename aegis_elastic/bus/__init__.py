@@ -1,0 +1,1 @@
+"""The message bus: NATS names, credentials, the embedded server and a connection that outlives it."""

@@ -1,0 +1,1 @@
+"""Shared truth: one contract (`contract`), and memory, JetStream and etcd behind it."""
