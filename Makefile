@@ -1,0 +1,51 @@
+# Everything here runs in .venv, which the first target that needs it creates. PYTHON chooses the interpreter for it.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.stamp
+SEED   ?= 1
+
+.PHONY: demo test full lint bench proof clean
+.DEFAULT_GOAL := test
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "aegis: making $(VENV) (a few minutes: it installs torch)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,etcd]'
+	@touch $@
+
+demo: $(STAMP)
+	@echo "aegis: training through a SIGKILL and an exception, 4 ranks"
+	@$(PY) -m examples.demo
+
+test: $(STAMP)
+	@echo "aegis: tests"
+	@start=$$(date +%s); $(PY) -m pytest -q $(ARGS); rc=$$?; \
+	  echo "aegis: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
+
+# Everything, the long ones too. What it found is kept with the commit and the seed that it ran with.
+full: $(STAMP)
+	@mkdir -p build
+	@echo "aegis: all tests, the long ones too; results in build/full-results.txt"
+	@{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; echo "seed $(SEED)"; \
+	   date -u +"started %Y-%m-%dT%H:%M:%SZ"; } > build/full-results.txt
+	@set -o pipefail; AEGIS_SEED=$(SEED) $(PY) -m pytest -q -m "full or not full" --durations=25 $(ARGS) \
+	  2>&1 | tee -a build/full-results.txt
+
+lint: $(STAMP)
+	@echo "aegis: ruff and mypy --strict"
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+
+bench: $(STAMP)
+	@mkdir -p build
+	@$(PY) -m benchmarks.recovery --json build/recovery.json $(ARGS)
+
+proof: $(STAMP)
+	@echo "aegis: model checking"
+	@$(PY) -m proof $(ARGS)
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
+
+full: SHELL := /bin/bash

@@ -1,0 +1,1 @@
+"""Public test tools. `netns`: real hosts in network namespaces on one machine."""
