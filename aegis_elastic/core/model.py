@@ -30,7 +30,7 @@ BOOTING = frozenset({Phase.PENDING, Phase.BOOT_CHECKING})
 
 
 class Mode(str, enum.Enum):
-    """Who leads the job's ranks: the master, or the agents among themselves (plain torchelastic semantics)."""
+    """Who leads the job's ranks: the master, or the agents among themselves (as plain torchelastic)."""
 
     PROTECTED = "protected"
     INDEPENDENT = "independent"

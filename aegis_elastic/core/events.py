@@ -1,0 +1,168 @@
+"""What can happen to a job, as values. Events state facts; only `Reconcile` decides what follows from them.
+
+Two kinds: facts from outside (a worker joined, was lost, finished its order, failed, someone wants to quit)
+and the controller's own turn (`Reconcile`). Facts that arrive together are therefore judged together: two
+agents lost in one moment are two counted losses, not one counted and one free.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aegis_elastic.core.model import CheckResult, Failure
+
+
+class _Event(msgspec.Struct, frozen=True, tag_field="type", rename="camel"):
+    """Base of all events: one JSON object each, told apart by `type`."""
+
+
+class Finding(msgspec.Struct, frozen=True, rename="camel"):
+    """A check that did not pass: its name, the code of what it found, and whose fault that points at."""
+
+    check: str
+    finding: str
+    scope: str
+
+
+class Join(_Event, tag="join", frozen=True, rename="camel"):
+    """An agent made first contact. A known `worker` with another `uid` is that agent's next life.
+
+    `nproc` training processes; `ordinal` the node rank that the user gave (-1: none); `node_ip` numeric.
+    """
+
+    worker: str
+    uid: str
+    node_name: str
+    node_ip: str
+    nproc: int
+    ordinal: int = -1
+
+    def __post_init__(self) -> None:
+        if not self.worker or not self.uid or self.nproc < 1:
+            raise ValueError(f"cannot join: worker, uid and nproc >= 1 are needed (got {self!r})")
+
+
+class Lost(_Event, tag="lost", frozen=True, rename="camel"):
+    """Agents that are known to have ended: (worker, uid) pairs that were noticed together."""
+
+    agents: tuple[tuple[str, str], ...]
+    reason: str
+
+
+class Offer(_Event, tag="offer", frozen=True, rename="camel"):
+    """A worker holds an empty TCPStore ready at `store` (`host:port`) for the next process group."""
+
+    worker: str
+    uid: str
+    store: str
+
+
+class Finish(_Event, tag="finish", frozen=True, rename="camel"):
+    """A worker did what the order `seq_num` of this incarnation asked.
+
+    `findings`: its checks that did not pass. `store`: address of the TCPStore that it holds ready for the
+    next start. `timings_s`: how long the parts of its work took ("stop_s", "diagnose_s").
+    """
+
+    worker: str
+    uid: str
+    incarnation: int
+    seq_num: int
+    findings: tuple[Finding, ...] = ()
+    store: str = ""
+    checks: tuple[CheckResult, ...] = ()
+    timings_s: dict[str, float] = {}
+
+
+class Started(_Event, tag="started", frozen=True, rename="camel"):
+    """A worker's training processes of this incarnation are running; nothing to decide, but worth a line.
+
+    `timings_s`: "rendezvous_s" and "start_s", from the order's arrival to the last process started.
+    """
+
+    worker: str
+    uid: str
+    incarnation: int
+    timings_s: dict[str, float] = {}
+
+
+class Error(_Event, tag="error", frozen=True, rename="camel"):
+    """Training failed on a worker whose agent lives.
+
+    `clues` are codes that troubleshooting may need (`core.recovery`); `timings_s` has "detect_s", from the
+    death of the process to this report.
+    """
+
+    worker: str
+    uid: str
+    incarnation: int
+    seq_num: int
+    reason: str
+    failures: tuple[Failure, ...] = ()
+    clues: tuple[str, ...] = ()
+    store: str = ""
+    timings_s: dict[str, float] = {}
+
+
+class Independent(_Event, tag="independent", frozen=True, rename="camel"):
+    """While the plane was away, `incarnation` ended by `worker`'s failure and its agents restarted together.
+
+    Every agent reports it when the plane is back; the first report counts, the others find it done.
+    `ended`: the limit was reached and the agents closed the job instead of restarting.
+    """
+
+    worker: str
+    incarnation: int
+    reason: str
+    failures: tuple[Failure, ...] = ()
+    ended: bool = False
+
+
+class Quit(_Event, tag="quit", frozen=True, rename="camel"):
+    """Someone outside wants the job closed."""
+
+    reason: str
+
+
+class Reconcile(_Event, tag="reconcile", frozen=True, rename="camel"):
+    """The controller's turn: decide what follows from the facts and from the time that has passed."""
+
+
+Event = Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Reconcile
+EVENT_TYPES = (Join, Lost, Offer, Finish, Started, Error, Independent, Quit, Reconcile)
+
+
+class Publish(msgspec.Struct, frozen=True, tag_field="type", tag="publish", rename="camel"):
+    """Send the order that the new status wants (`core.orders.wanted`), and repeat it until acknowledged."""
+
+    step: int
+    seq_num: int
+
+
+class RecordErrorNode(msgspec.Struct, frozen=True, tag_field="type", tag="recordErrorNode", rename="camel"):
+    """Write the node into the cluster's ErrorNodes, so that later rendezvous refuse it."""
+
+    step: int
+    node_name: str
+    reason: str
+    kind: str
+
+
+class Dismiss(msgspec.Struct, frozen=True, tag_field="type", tag="dismiss", rename="camel"):
+    """Tell this agent to leave: a faulty or refused node (`leave`), or one that is not known here."""
+
+    step: int
+    worker: str
+    uid: str
+    reason: str
+
+
+class Close(msgspec.Struct, frozen=True, tag_field="type", tag="close", rename="camel"):
+    """The job has ended: tell everybody, write the report, archive the record."""
+
+    step: int
+    outcome: str
+    reason: str
+
+
+Effect = Publish | RecordErrorNode | Dismiss | Close

@@ -1,0 +1,129 @@
+"""The phase machine: `step(status, event, now) -> Transition`. All transitions live here.
+
+Theory
+------
+A job moves Pending -> BootChecking -> RunCommand -> Succeed. A failure takes it aside:
+
+* A worker's training fails while its agent lives: RunCommand -> Troubleshooting, that worker +1.
+* An agent is lost: RunCommand -> Restarting until it is back or replaced, every lost worker +1, the job +1;
+  then Troubleshooting. Troubleshooting ends in RunCommand again, or in Failed when the limit is exceeded.
+* Losses while booting or recovering are not counted. Those in recovery are bounded by `recovery_budget`,
+  since a crash loop inside recovery would otherwise live for ever.
+
+Facts and decisions are apart. An event from outside only notes a fact on the worker it concerns (`finished`,
+`restarted`, `failed`, `faulty`); `Reconcile` is the controller's turn and takes the first rule of `RULES`
+whose guard holds. Facts that arrive together are therefore judged together, and a controller that died
+between fact and decision decides the same when it is back: what to do depends on the status, not on messages.
+
+A message counts only if (uid, incarnation, seqNum) are current: the uid names an agent's life, the
+incarnation the start of training, the seqNum the order. Every order and every reset takes a new seqNum, so a
+duplicate, a late or a dead agent's message changes nothing. Only the first Error of an incarnation is
+charged, because one crash makes every peer fail: the others are its consequences.
+
+Terminal phases absorb. Count and phase change in the same step, so one compare-and-swap makes both durable.
+`RULES` is also the table that the diagram in docs/ is generated from: every rule names where it can lead and
+what it does to the accounts, and a test holds it to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aegis_elastic.core.events import Event, Reconcile
+from aegis_elastic.core.machine import decisions, guards
+from aegis_elastic.core.machine.change import Transition, create
+from aegis_elastic.core.machine.facts import FACTS, after_the_end
+from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, Status
+
+__all__ = ["RULES", "Rule", "Transition", "create", "step"]
+
+
+class Rule(NamedTuple):
+    """One decision of the controller: in these phases, when `guard` holds, do `decide`. Earlier rules win.
+
+    `to` are the phases it can lead to, `counts` what it does to the accounts, in words for the diagram.
+    """
+
+    name: str
+    phases: frozenset[Phase]
+    guard: Callable[[Status, float], bool]
+    decide: Callable[[Status, float], Transition]
+    to: frozenset[Phase]
+    counts: str = ""
+
+
+_ALIVE = frozenset(Phase) - TERMINAL
+_PENDING, _BOOT, _RUN, _RESTART, _TROUBLE, _SUCCEED, _FAILED = (frozenset({phase}) for phase in Phase)
+
+RULES: tuple[Rule, ...] = (
+    Rule("quit", _ALIVE, lambda s, now: s.should_quit, decisions.decide_quit, _FAILED),
+    Rule("independent_end", _PENDING, guards.independent_over, decisions.decide_independent_end, TERMINAL),
+    Rule(
+        "lost",
+        _RUN,
+        guards.has_restarted,
+        decisions.decide_lost_running,
+        _RESTART | _FAILED,
+        "every lost worker +1, the job +1",
+    ),
+    Rule("lost", BOOTING, guards.lost_booting, decisions.decide_lost_booting, _PENDING, "not counted"),
+    Rule(
+        "lost",
+        RECOVERING,
+        guards.has_restarted,
+        decisions.decide_lost_recovering,
+        _RESTART | _FAILED,
+        "not counted, but bounded",
+    ),
+    Rule("exceeded", _TROUBLE, guards.exceeded, decisions.decide_exceeded, _FAILED),
+    Rule(
+        "leave",
+        _BOOT | _TROUBLE,
+        guards.must_leave,
+        decisions.decide_leave,
+        _PENDING | _RESTART | _FAILED,
+        "not counted",
+    ),
+    Rule(
+        "boot_failed",
+        _BOOT,
+        guards.boot_failed,
+        decisions.decide_boot_failed,
+        _PENDING | _FAILED,
+        "not counted, but bounded",
+    ),
+    Rule("error", _RUN, guards.has_failed, decisions.decide_error, _TROUBLE, "that worker +1"),
+    Rule("seat", _PENDING | _RESTART, guards.can_seat, decisions.decide_seat, _PENDING | _RESTART),
+    Rule("ready", _RESTART, guards.restarted_are_ready, decisions.decide_ready, _TROUBLE),
+    Rule("last_call", _PENDING, guards.last_call, decisions.decide_last_call, _PENDING),
+    Rule(
+        "overdue",
+        _PENDING | _RESTART,
+        guards.overdue,
+        decisions.decide_overdue,
+        _PENDING | _RESTART | _FAILED,
+    ),
+    Rule("advance", _PENDING, guards.may_advance, decisions.decide_advance, _BOOT),
+    Rule("advance", _RUN, guards.may_advance, decisions.decide_advance, _SUCCEED),
+    Rule(
+        "advance",
+        _BOOT | _TROUBLE,
+        guards.may_advance,
+        decisions.decide_advance,
+        _RUN,
+        "every worker := the job's count",
+    ),
+)
+
+
+def step(status: Status, event: Event, now: float) -> Transition:
+    """Apply one event. Pure: `now` (wall seconds) is an argument, and nothing else is looked at."""
+    if status.phase in TERMINAL:
+        return after_the_end(status, event)
+    if isinstance(event, Reconcile):
+        for rule in RULES:
+            if status.phase in rule.phases and rule.guard(status, now):
+                return rule.decide(status, now)
+        return Transition(status, (), "nothing to decide", "wait")
+    return FACTS[type(event)](status, event, now)

@@ -1,0 +1,164 @@
+"""Building the next status: the only place where a `Status` is made or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErrorNode
+from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, Phase, PodInfo, Status
+
+
+class Transition(NamedTuple):
+    """What a step did: the new status (the same object if nothing changed), what is to be done, and why."""
+
+    status: Status
+    effects: tuple[Effect, ...]
+    reason: str
+    name: str
+
+
+def create(spec: JobSpec, now: float) -> Status:
+    """A new job's status: Pending, waiting for its workers until the join timeout."""
+    return Status(spec=spec, phase=Phase.PENDING, seq_num=1, deadline=now + spec.join_timeout_s)
+
+
+def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: Any) -> Transition:
+    """Enter Restarting (again): spares take the seats of the gone, and the budget of entries bounds it."""
+    pods: tuple[PodInfo, ...] = changes.pop("pods")
+    entries: int = changes.pop("entries", s.entries + 1)
+    if entries > s.spec.recovery_budget:
+        allowed = f"at most {s.spec.recovery_budget} allowed"
+        why = f"recovery did not converge: {entries} entries into Restarting, {allowed}"
+        return fail(edit_status(s, pods=pods, **changes), why, name)
+    pods, spares, taken = replace_gone(pods, s.spares, now)
+    waiting = any(pod.gone for pod in pods)
+    enough = sum(not pod.gone for pod in pods) >= s.spec.min_worker_num
+    patience_s = s.spec.last_call_s if enough else s.spec.rejoin_timeout_s
+    replaced = f"; {names_of(taken)} steps in" if taken else ""
+    return move(
+        s, Phase.RESTARTING, reason + replaced, name, pods=pods, spares=spares, entries=entries,
+        reschedules=changes.pop("reschedules", s.reschedules), deadline=now + patience_s if waiting else 0.0,
+        **changes,
+    )  # fmt: skip
+
+
+def enter_troubleshooting(
+    s: Status, now: float, reason: str, name: str, *, pods: tuple[PodInfo, ...], **changes: Any
+) -> Transition:
+    """Enter Troubleshooting: all ranks stop, everyone checks; spares fill a world that is short."""
+    room = max(s.spec.worker_num - len(pods), 0)
+    checks, why = recovery.plan_checks(s.spec.troubleshoot, s.clues)
+    entered = tuple(
+        # One whose ranks had finished and whose agent has left since is missed from now on.
+        reset(pod, Phase.TROUBLESHOOTING, now, restarted=pod.gone)
+        for pod in (*pods, *s.spares[:room])
+    )
+    reason = f"{reason}; {why}"
+    changes |= {
+        "store": pods[0].store,
+        "pods": entered,
+        "spares": s.spares[room:],
+        "checks": checks,
+        "deadline": 0.0,
+    }
+    return move(s, Phase.TROUBLESHOOTING, reason, name, **changes)
+
+
+def replace_gone(
+    pods: tuple[PodInfo, ...], spares: tuple[PodInfo, ...], now: float
+) -> tuple[tuple[PodInfo, ...], tuple[PodInfo, ...], list[PodInfo]]:
+    """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent."""
+    waiting, taken, seated = list(spares), [], []
+    for pod in pods:
+        if pod.gone and waiting:
+            spare = waiting.pop(0)
+            taken.append(spare)
+            pod = reset(spare, Phase.RESTARTING, now, retries=pod.retries)
+        seated.append(pod)
+    return tuple(seated), tuple(waiting), taken
+
+
+def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, ...]]:
+    """The effects and the records by which nodes with a failing check leave."""
+    effects: list[Effect] = []
+    nodes = list(s.error_nodes)
+    for pod in s.pods:
+        if pod.faulty:
+            nodes.append(ErrorNode(pod.node_name, pod.faulty, "hardware", now, s.spec.job_name))
+            effects.append(RecordErrorNode(s.step + 1, pod.node_name, pod.faulty, "hardware"))
+            effects.append(Dismiss(s.step + 1, pod.name, pod.uid, f"this node is faulty: {pod.faulty}"))
+    return tuple(effects), tuple(nodes)
+
+
+def end(s: Status, phase: Phase, reason: str, name: str, **changes: Any) -> Transition:
+    pods = tuple(edit(pod, inner_phase=phase) for pod in s.pods)
+    moved = move(s, phase, reason, name, pods=pods, deadline=0.0, **changes)
+    close = Close(moved.status.step, phase.value, reason)
+    return moved._replace(effects=(*moved.effects, close))
+
+
+def fail(s: Status, reason: str, name: str, **changes: Any) -> Transition:
+    if accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry) and not s.should_quit:
+        changes["recover_count"] = s.spec.max_retry + 1
+    return end(s, Phase.FAILED, reason, name, fail_reason=reason, **changes)
+
+
+def move(s: Status, phase: Phase, reason: str, name: str, **changes: Any) -> Transition:
+    """Enter a phase: a new order with a new seqNum. `store` in `changes` if it is to form a process group."""
+    moved = edit_status(s, **{"store": "", "phase": phase, "seq_num": s.seq_num + 1, **changes})
+    return Transition(moved, (Publish(moved.step, moved.seq_num),), reason, name)
+
+
+def note(s: Status, reason: str, name: str, **changes: Any) -> Transition:
+    return Transition(edit_status(s, **changes), (), reason, name)
+
+
+def nothing(s: Status, reason: str) -> Transition:
+    return Transition(s, (), reason, "ignored")
+
+
+def edit_status(s: Status, **changes: Any) -> Status:
+    return msgspec.structs.replace(s, step=s.step + 1, **changes)
+
+
+def edit(pod: PodInfo, **changes: Any) -> PodInfo:
+    return msgspec.structs.replace(pod, **changes)
+
+
+def reset(pod: PodInfo, phase: Phase, now: float, **changes: Any) -> PodInfo:
+    """The worker at the start of a phase: nothing finished, no fact pending."""
+    fresh: dict[str, Any] = {
+        "finished": False,
+        "restarted": False,
+        "failed": False,
+        "faulty": "",
+        "store": "",
+    }
+    return edit(pod, **{**fresh, "inner_phase": phase, "updated_timestamp": now, **changes})
+
+
+def with_pod(pods: tuple[PodInfo, ...], changed: PodInfo) -> tuple[PodInfo, ...]:
+    return tuple(changed if pod.name == changed.name else pod for pod in pods)
+
+
+def names_of(pods: Iterable[PodInfo]) -> str:
+    return ", ".join(pod.name for pod in pods)
+
+
+def is_independent(s: Status) -> bool:
+    return s.mode is Mode.INDEPENDENT
+
+
+def ranks_done(s: Status, pod: PodInfo) -> bool:
+    return s.phase is Phase.RUN_COMMAND and pod.finished
+
+
+def current_pod(s: Status, worker: str, uid: str, incarnation: int, seq_num: int) -> PodInfo | None:
+    """The worker whose message this is, if the message is of its present life, incarnation and order."""
+    pod = s.pod(worker)
+    current = pod is not None and (pod.uid, s.incarnation, s.seq_num) == (uid, incarnation, seq_num)
+    return pod if current else None

@@ -1,0 +1,168 @@
+"""What the controller does when it is its turn: one function a rule, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core.machine.change import (
+    Transition,
+    banish,
+    edit,
+    edit_status,
+    end,
+    enter_restarting,
+    enter_troubleshooting,
+    fail,
+    move,
+    names_of,
+    note,
+    reset,
+)
+from aegis_elastic.core.model import Mode, Phase, Status
+from aegis_elastic.core.ranks import first_order
+
+
+def decide_quit(s: Status, now: float) -> Transition:
+    return fail(s, s.fail_reason, "quit")
+
+
+def decide_lost_running(s: Status, now: float) -> Transition:
+    limit = s.spec.max_retry
+    pods = tuple(
+        reset(pod, Phase.RESTARTING, now, retries=accounting.charge(pod.retries, limit))
+        if pod.restarted
+        else edit(pod, failed=False)
+        for pod in s.pods
+    )
+    count = accounting.recover_count((pod.retries for pod in pods), limit)
+    names = names_of(pod for pod in s.pods if pod.restarted)
+    return enter_restarting(
+        s, now, f"{names} lost in RunCommand: counted", "lost", pods=pods, recover_count=count, root=names
+    )
+
+
+def decide_lost_booting(s: Status, now: float) -> Transition:
+    ready = s.phase is Phase.BOOT_CHECKING
+    pods = tuple(
+        reset(pod, Phase.PENDING, now)
+        if pod.restarted
+        else edit(pod, inner_phase=Phase.PENDING, finished=ready or pod.finished, failed=False, faulty="")
+        for pod in s.pods
+    )
+    reason = f"{names_of(pod for pod in s.pods if pod.restarted)} lost before training: not counted"
+    # Losses while Pending don't move the deadline: a crash loop there must end some time.
+    deadline = s.deadline if s.phase is Phase.PENDING and s.deadline else now + s.spec.join_timeout_s
+    return move(s, Phase.PENDING, reason, "lost", pods=pods, deadline=deadline)
+
+
+def decide_lost_recovering(s: Status, now: float) -> Transition:
+    pods = tuple(reset(pod, Phase.RESTARTING, now) if pod.restarted else pod for pod in s.pods)
+    reason = f"{names_of(pod for pod in s.pods if pod.restarted)} lost during recovery: not counted"
+    return enter_restarting(s, now, reason, "lost", pods=pods)
+
+
+def decide_leave(s: Status, now: float) -> Transition:
+    """Faulty nodes leave: recorded, dismissed, their seats empty until a spare or a newcomer takes them."""
+    effects, nodes = banish(s, now)
+    leaving = [pod for pod in s.pods if pod.faulty]
+    names = names_of(leaving)
+    tainted = edit_status(s, error_nodes=nodes, reschedules=s.reschedules + len(leaving))
+    if s.phase is Phase.BOOT_CHECKING:
+        stay = tuple(edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods if not pod.faulty)
+        moved = move(
+            tainted, Phase.PENDING, f"{names} must leave: not counted", "leave", pods=stay,
+            deadline=now + s.spec.join_timeout_s,
+        )  # fmt: skip
+    else:
+        pods = tuple(
+            reset(pod, Phase.RESTARTING, now, gone=True, uid="", store="") if pod.faulty else pod
+            for pod in s.pods
+        )
+        moved = enter_restarting(tainted, now, f"{names} must leave: not counted", "leave", pods=pods)
+    return moved._replace(effects=(*effects, *moved.effects))
+
+
+def decide_exceeded(s: Status, now: float) -> Transition:
+    effects, nodes = banish(s, now)
+    worst = max(pod.retries for pod in s.pods)
+    reason = f"retries used up: {worst} failures, at most {s.spec.max_retry} allowed"
+    failed = fail(edit_status(s, error_nodes=nodes), reason, "exceeded", recover_count=s.spec.max_retry + 1)
+    return failed._replace(effects=(*effects, *failed.effects))
+
+
+def decide_error(s: Status, now: float) -> Transition:
+    limit = s.spec.max_retry
+    charged = tuple(
+        edit(pod, retries=accounting.charge(pod.retries, limit)) if pod.failed else pod for pod in s.pods
+    )
+    count = accounting.recover_count((pod.retries for pod in charged), limit)
+    return enter_troubleshooting(
+        s, now, f"{s.root} failed: counted", "error", pods=charged, recover_count=count
+    )
+
+
+def decide_ready(s: Status, now: float) -> Transition:
+    return enter_troubleshooting(s, now, "every missing worker is back", "ready", pods=s.pods)
+
+
+def decide_seat(s: Status, now: float) -> Transition:
+    if s.phase is Phase.PENDING:
+        seated, *rest = s.spares
+        pods = (*(pod for pod in s.pods if not pod.gone), seated)
+        return note(s, f"{seated.name} takes a seat", "seat", pods=pods, spares=tuple(rest))
+    return enter_restarting(s, now, "a spare is waiting", "seat", pods=s.pods, entries=s.entries)
+
+
+def decide_last_call(s: Status, now: float) -> Transition:
+    return note(s, "enough workers are ready: last call", "last_call", deadline=now + s.spec.last_call_s)
+
+
+def decide_overdue(s: Status, now: float) -> Transition:
+    present = tuple(pod for pod in s.pods if pod.finished or (s.phase is Phase.RESTARTING and not pod.gone))
+    missing = names_of(pod for pod in s.pods if pod not in present)
+    if len(present) >= s.spec.min_worker_num:
+        # Those who are here go on without the missing. Renumbering is unavoidable: the world is smaller.
+        reason = f"went on with {len(present)} workers, without {missing or 'more'}"
+        dropped = len(s.pods) - len(present)
+        return note(s, reason, "shrink", pods=present, deadline=0.0, reschedules=s.reschedules + dropped)
+    if s.phase is Phase.RESTARTING:
+        return fail(s, f"no healthy node left: {missing} did not come back and no spare was there", "overdue")
+    reason = f"{len(present)} of {s.spec.min_worker_num} workers came in time: everybody runs independent"
+    return move(s, Phase.PENDING, reason, "independent", pods=present, mode=Mode.INDEPENDENT, deadline=0.0)
+
+
+def decide_boot_failed(s: Status, now: float) -> Transition:
+    what = "; ".join(f"{pod.name}: {pod.last_failed_reason}" for pod in s.pods if pod.failed)
+    if s.entries + 1 >= s.spec.bootcheck_attempts:
+        return fail(s, f"bootcheck failed: {what}", "boot_failed")
+    pods = tuple(edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods)
+    return move(s, Phase.PENDING, f"bootcheck again: {what}", "boot_failed", pods=pods, entries=s.entries + 1)
+
+
+def decide_advance(s: Status, now: float) -> Transition:
+    if s.phase is Phase.PENDING:
+        ordered = first_order(s.pods)
+        pods = tuple(reset(pod, Phase.BOOT_CHECKING, now) for pod in ordered)
+        plan: dict[str, Any] = {"checks": recovery.BOOT_CHECKS[s.spec.bootcheck], "store": ordered[0].store}
+        return move(
+            s, Phase.BOOT_CHECKING, "every worker is ready", "advance", pods=pods, deadline=0.0, **plan
+        )
+    if s.phase is Phase.RUN_COMMAND:
+        return end(s, Phase.SUCCEED, "every worker finished", "advance")
+    reason = "bootcheck passed" if s.phase is Phase.BOOT_CHECKING else "recovery done: all ranks start again"
+    pods = tuple(reset(pod, Phase.RUN_COMMAND, now, retries=s.recover_count) for pod in s.pods)
+    fresh: dict[str, Any] = {"entries": 0, "deadline": 0.0, "checks": (), "clues": (), "root": ""}
+    return move(
+        s, Phase.RUN_COMMAND, reason, "advance", pods=pods, store=s.pods[0].store,
+        incarnation=s.incarnation + 1, **fresh,
+    )  # fmt: skip
+
+
+def decide_independent_end(s: Status, now: float) -> Transition:
+    failed = next((pod for pod in s.pods if pod.failed), None)
+    if failed:
+        return fail(
+            s, f"{failed.name} failed in independent mode: {failed.last_failed_reason}", "independent_end"
+        )
+    return end(s, Phase.SUCCEED, "every connected worker finished, in independent mode", "independent_end")

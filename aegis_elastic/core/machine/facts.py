@@ -1,0 +1,170 @@
+"""What an event from outside notes down. Facts change a worker's record, never the phase.
+
+The one exception is `Independent`: the failure that it tells of has been decided already, by the agents among
+themselves while no master could be reached; it is entered into the accounts as it happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core.events import (
+    Dismiss,
+    Error,
+    Event,
+    Finish,
+    Independent,
+    Join,
+    Lost,
+    Offer,
+    Quit,
+    Started,
+)
+from aegis_elastic.core.machine.change import (
+    Transition,
+    current_pod,
+    edit,
+    edit_status,
+    fail,
+    is_independent,
+    move,
+    note,
+    nothing,
+    ranks_done,
+    with_pod,
+)
+from aegis_elastic.core.model import Phase, PodInfo, Status
+
+
+def after_the_end(s: Status, event: Event) -> Transition:
+    if isinstance(event, Join):
+        leave = Dismiss(s.step, event.worker, event.uid, f"the job has ended: {s.phase.value}")
+        return Transition(s, (leave,), "the job has ended", "ended")
+    return Transition(s, (), "the job has ended", "ended")
+
+
+def _join(s: Status, e: Join, now: float) -> Transition:
+    tainted = next((node for node in s.error_nodes if node.node_name == e.node_name), None)
+    if tainted:
+        why = f"node {e.node_name} is not to be used: {tainted.reason}"
+        return Transition(s, (Dismiss(s.step, e.worker, e.uid, why),), why, "refused")
+    identity: dict[str, Any] = {"uid": e.uid, "node_name": e.node_name, "pod_ip": e.node_ip, "nproc": e.nproc}
+    pod = s.pod(e.worker)
+    if pod is None:
+        if any(spare.uid == e.uid for spare in s.spares):
+            return nothing(s, "known already")
+        spare = PodInfo(
+            name=e.worker, inner_phase=Phase.PENDING, ordinal=e.ordinal, updated_timestamp=now, **identity
+        )
+        others = tuple(other for other in s.spares if other.name != e.worker)
+        return note(s, f"{e.worker} has come", "joined", spares=(*others, spare))
+    if pod.uid == e.uid and not pod.gone:
+        return nothing(s, "known already")
+    # An agent whose ranks had finished is not missed; one that we never saw leave was lost all the same.
+    unnoticed = not pod.gone and not ranks_done(s, pod)
+    back = edit(pod, gone=False, restarted=pod.restarted or unnoticed, updated_timestamp=now, **identity)
+    return note(s, f"{e.worker} is back with a new agent", "joined", pods=with_pod(s.pods, back))
+
+
+def _lost(s: Status, e: Lost, now: float) -> Transition:
+    lost = set(e.agents)
+    pods = tuple(
+        edit(pod, gone=True, restarted=not ranks_done(s, pod), store="", updated_timestamp=now)
+        if (pod.name, pod.uid) in lost and not pod.gone
+        else pod
+        for pod in s.pods
+    )
+    spares = tuple(spare for spare in s.spares if (spare.name, spare.uid) not in lost)
+    if pods == s.pods and spares == s.spares:
+        return nothing(s, "none of these agents is current")
+    names = ", ".join(sorted(name for name, _ in lost))
+    return note(s, f"{names} lost: {e.reason}", "gone", pods=pods, spares=spares)
+
+
+def _offer(s: Status, e: Offer, now: float) -> Transition:
+    pod = s.pod(e.worker)
+    if pod is None or pod.uid != e.uid or pod.store == e.store:
+        return nothing(s, "not current, or known already")
+    pods = with_pod(s.pods, edit(pod, store=e.store))
+    return note(s, f"{e.worker} holds a store ready", "offered", pods=pods)
+
+
+def _finish(s: Status, e: Finish, now: float) -> Transition:
+    pod = current_pod(s, e.worker, e.uid, e.incarnation, e.seq_num)
+    if pod is None or pod.finished:
+        return nothing(s, "not current: acknowledged, changes nothing")
+    changes: dict[str, Any] = {"finished": True, "store": e.store, "updated_timestamp": now}
+    reason = f"{e.worker} finished {s.phase.value}"
+    if s.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING) and e.findings:
+        verdict = recovery.judge(e.findings)
+        reason = f"{e.worker}: {verdict.reason}"
+        changes["last_failed_reason"] = verdict.code
+        changes["faulty"] = verdict.code if verdict.level == 3 else ""
+        changes["failed"] = s.phase is Phase.BOOT_CHECKING and verdict.level < 3
+    return note(s, reason, "finished", pods=with_pod(s.pods, edit(pod, **changes)))
+
+
+def _started(s: Status, e: Started, now: float) -> Transition:
+    return nothing(s, f"{e.worker} started its ranks of incarnation {e.incarnation}")
+
+
+def _error(s: Status, e: Error, now: float) -> Transition:
+    pod = current_pod(s, e.worker, e.uid, e.incarnation, e.seq_num)
+    running = s.phase is Phase.RUN_COMMAND or is_independent(s)
+    if pod is None or not running or pod.finished or pod.restarted:
+        return nothing(s, "not current: a consequence, or too late to matter")
+    if any(other.failed for other in s.pods):
+        return nothing(s, f"a consequence: {s.root} failed first in this incarnation")
+    failed = edit(pod, failed=True, last_failed_reason=e.reason, store=e.store, updated_timestamp=now)
+    return note(
+        s,
+        f"{e.worker} failed: {e.reason}",
+        "failed",
+        pods=with_pod(s.pods, failed),
+        clues=e.clues,
+        root=e.worker,
+    )
+
+
+def _merge(s: Status, e: Independent, now: float) -> Transition:
+    pod = s.pod(e.worker)
+    if s.phase is not Phase.RUN_COMMAND or e.incarnation != s.incarnation or pod is None:
+        return nothing(
+            s, "not current: this independent restart is in the accounts already, or never was ours"
+        )
+    limit = s.spec.max_retry
+    charged = with_pod(
+        s.pods, edit(pod, retries=accounting.charge(pod.retries, limit), last_failed_reason=e.reason)
+    )
+    if e.ended or accounting.exceeded((p.retries for p in charged), limit):
+        reason = f"{e.worker} failed while the plane was away ({e.reason}): retries used up"
+        return fail(edit_status(s, pods=charged), reason, "merged")
+    count = accounting.recover_count((p.retries for p in charged), limit)
+    pods = tuple(
+        edit(p, retries=count, finished=False, failed=False, restarted=False, updated_timestamp=now)
+        for p in charged
+    )
+    reason = f"{e.worker} failed while the plane was away ({e.reason}): counted once, training runs on"
+    return move(
+        s, Phase.RUN_COMMAND, reason, "merged", pods=pods, recover_count=count, incarnation=s.incarnation + 1
+    )
+
+
+def _quit(s: Status, e: Quit, now: float) -> Transition:
+    if s.should_quit:
+        return nothing(s, "asked already")
+    return note(s, f"asked to quit: {e.reason}", "quitting", should_quit=True, fail_reason=e.reason)
+
+
+FACTS: dict[type, Callable[[Status, Any, float], Transition]] = {
+    Join: _join,
+    Lost: _lost,
+    Offer: _offer,
+    Finish: _finish,
+    Started: _started,
+    Error: _error,
+    Independent: _merge,
+    Quit: _quit,
+}
