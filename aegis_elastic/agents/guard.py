@@ -1,0 +1,339 @@
+"""The guard: parent and sub-reaper of a node's training processes. A program, not an import.
+
+Theory
+------
+The launcher may die in any way, SIGKILL included, and nothing of the job may outlive it. Parent-death signals
+alone don't do that (they reach direct children only), so the ranks belong to this small process instead:
+
+* it is a *sub-reaper*: a descendant that loses its parent (double fork, dead rank) becomes our child and
+  can't escape, whatever sessions it makes;
+* it holds one end of a socket pair and a pidfd of the launcher: end of file or death of the launcher means
+  "kill everything and end". The pidfd is there because a forked child of the launcher may keep the socket
+  open;
+* killing is a loop "list descendants, SIGKILL, reap" until none is left. Reparenting happens before the
+  parent's death is told, so whatever a dying process forked in between is on the next list;
+* if this process itself is killed, the kernel kills the ranks (PR_SET_PDEATHSIG, set in each rank before
+  exec).
+
+Deaths are seen by pidfd: epoll returns them in the order in which they happened, which is what makes "the
+first failure" a fact and not a guess (``waitpid(-1)`` answers in order of birth).
+
+States: RUN --stop--> TERM (signal sent, grace runs) --ranks gone or grace over--> KILL --nobody left--> RUN,
+"stopped".
+
+Stdlib only and few imports: it runs as ``python -I -S guard.py`` and starts in a few milliseconds. The
+command line carries what preemption traps search for (``pgrep -f "torchrun|distributed.run"``). Wire: one
+JSON object a line; byte strings travel as UTF-8 with surrogate escapes, because environments need not be
+text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+# typing costs a third of this program's start; annotations are never evaluated
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from aegis_elastic.agents.guard_ranks import (
+        FORWARDED,
+        PR_SET_CHILD_SUBREAPER,
+        PR_SET_NAME,
+        Rank,
+        SpawnFailed,
+        descendants,
+        fork_rank,
+        prctl,
+        send_signal,
+    )
+else:
+    # run as a program: isolated, so without the package. Last on the path, so that no stdlib module is
+    # shadowed
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from guard_ranks import (
+        FORWARDED,
+        PR_SET_CHILD_SUBREAPER,
+        PR_SET_NAME,
+        Rank,
+        SpawnFailed,
+        descendants,
+        fork_rank,
+        prctl,
+        send_signal,
+    )
+
+RUN, TERM, KILL = "run", "term", "kill"
+READ_SIZE = 1 << 16
+
+
+class Guard:
+    """The event loop. One generation of ranks at a time; ``channel`` is the socket to the launcher."""
+
+    def __init__(self, channel: socket.socket, launcher_pid: int, kill_wait_s: float) -> None:
+        self._channel = channel
+        self._kill_wait_s = kill_wait_s
+        self._ranks: dict[int, Rank] = {}  # by pid
+        self._watched: dict[int, Rank] = {}  # by pidfd
+        self._generation = -1
+        self._failure_seen = False
+        self._phase = RUN
+        self._deadline_s = 0.0
+        self._reply: dict[str, Any] = {}  # what the end of the kill phase tells the launcher
+        self._killed: set[int] = set()
+        self._unkillable: set[int] = set()  # given up: survived SIGKILL for kill_wait_s
+        self._closing = self._finished = False
+        self._inbox = self._outbox = b""
+        self._wake_fd, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        for signum in (*FORWARDED, signal.SIGCHLD):
+            signal.signal(signum, lambda _signum, _frame: None)
+        # the launcher blocked these while it started us, so that none could hit us before the handlers stood
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        self._launcher_fd = os.pidfd_open(launcher_pid)
+        self._poll = select.epoll()
+        for fd in (channel.fileno(), self._wake_fd, self._launcher_fd):
+            self._poll.register(fd, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Serve the launcher until it ends or closes the channel; returns when no descendant is left."""
+        self._send({"event": "hello", "pid": os.getpid()})
+        while not self._finished:
+            for fd, mask in self._poll.poll(self._timeout_s()):
+                self._dispatch(fd, mask)
+            self._reap_adopted()
+            self._advance()
+
+    def close(self) -> None:
+        """Kill everything, then let ``run`` return."""
+        self._closing = True
+        if self._phase != KILL:
+            self._begin_kill()
+
+    def _timeout_s(self) -> float | None:
+        return None if self._phase == RUN else max(0.0, self._deadline_s - time.monotonic())
+
+    def _dispatch(self, fd: int, mask: int) -> None:
+        if fd == self._channel.fileno():
+            if mask & select.EPOLLOUT:
+                self._flush()
+            if mask & ~select.EPOLLOUT:
+                self._receive()
+        elif fd == self._launcher_fd:
+            self._launcher_gone()
+        elif fd == self._wake_fd:
+            for signum in os.read(fd, READ_SIZE):
+                if signum in FORWARDED:
+                    self._signal_ranks(signum)
+        elif fd in self._watched:  # else: its death was handled earlier in this round
+            self._collect(self._watched[fd])
+
+    def _launcher_gone(self) -> None:
+        for fd in (self._channel.fileno(), self._launcher_fd):
+            try:
+                self._poll.unregister(fd)
+            except FileNotFoundError:
+                continue  # both ways of noticing may come one after the other
+        self.close()
+
+    # -- the channel -----------------------------------------------------------------------------------------
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # never blocks: a stalled launcher must not stall the guard. At most a few events a rank can wait here
+        self._outbox += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._closing:
+            return
+        try:
+            self._outbox = self._outbox[self._channel.send(self._outbox) :]
+        except BlockingIOError:
+            pass  # the rest goes when epoll says so
+        except (BrokenPipeError, ConnectionResetError):
+            self._launcher_gone()
+            return
+        self._poll.modify(self._channel.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+
+    def _receive(self) -> None:
+        try:
+            data = self._channel.recv(READ_SIZE)
+        except (BlockingIOError, ConnectionResetError) as error:
+            if isinstance(error, ConnectionResetError):
+                self._launcher_gone()
+            return
+        if not data:
+            self._launcher_gone()
+            return
+        *lines, self._inbox = (self._inbox + data).split(b"\n")
+        for line in lines:
+            command = json.loads(line)
+            operation = command["op"]
+            if operation == "spawn":
+                self._spawn(command["generation"], command["ranks"])
+            elif operation == "signal":
+                self._signal_ranks(command["signum"])
+            elif operation == "stop":
+                self._stop(command["signum"], command["grace_s"])
+            else:
+                raise ValueError(f"cannot serve operation {operation!r}: not one of spawn, signal, stop")
+
+    # -- starting and ending ---------------------------------------------------------------------------------
+
+    def _spawn(self, generation: int, specs: list[dict[str, Any]]) -> None:
+        if self._phase != RUN or self._alive():
+            what = f"start generation {generation} while generation {self._generation} runs"
+            self._send({"event": "spawn_error", "local_rank": -1, "errno": errno.EBUSY, "what": what})
+            return
+        self._generation, self._failure_seen = generation, False
+        started: list[tuple[Rank, int]] = []
+        failure: SpawnFailed | None = None
+        for spec in specs:
+            try:
+                pid, reader = fork_rank(spec)
+            except SpawnFailed as error:
+                failure = error
+                break
+            rank = Rank(generation, spec["local_rank"], pid)
+            self._ranks[pid] = self._watched[rank.pidfd] = rank
+            self._poll.register(rank.pidfd, select.EPOLLIN)
+            started.append((rank, reader))
+        for (rank, reader), spec in zip(started, specs, strict=False):
+            code = os.read(reader, 16)  # end of file at exec
+            os.close(reader)
+            if code and failure is None:
+                failure = SpawnFailed(rank.local_rank, int(code), f"execute {spec['argv'][0]}")
+        if failure is None:
+            pids = {rank.local_rank: rank.pid for rank, _ in started}
+            self._send({"event": "spawned", "generation": generation, "pids": pids})
+            return
+        for rank, _ in started:
+            rank.quiet = True
+        local_rank, code, what = failure.args
+        self._begin_kill({"event": "spawn_error", "local_rank": local_rank, "errno": code, "what": what})
+
+    def _alive(self) -> list[Rank]:
+        return [rank for rank in self._ranks.values() if rank.pid not in self._unkillable]
+
+    def _signal_ranks(self, signum: int) -> None:
+        for rank in self._alive():
+            send_signal(rank.pid, signum, group=True)
+
+    def _stop(self, signum: int, grace_s: float) -> None:
+        if self._phase == KILL:
+            return  # already the strongest form; its "stopped" is on the way
+        if grace_s > 0:
+            self._phase, self._deadline_s = TERM, time.monotonic() + grace_s
+            self._signal_ranks(signum)
+        else:
+            self._begin_kill()
+
+    def _begin_kill(self, reply: dict[str, Any] | None = None) -> None:
+        self._phase, self._deadline_s = KILL, time.monotonic() + self._kill_wait_s
+        self._reply = reply or {"event": "stopped", "generation": self._generation}
+        self._killed = set()
+
+    def _advance(self) -> None:
+        # the grace is for the ranks: when the last one is gone, what they left behind is not waited for
+        if self._phase == TERM and (not self._alive() or time.monotonic() >= self._deadline_s):
+            self._begin_kill()
+        if self._phase != KILL:
+            return
+        tree = descendants(os.getpid())
+        self._unkillable.intersection_update(tree)
+        left = [pid for pid in tree if pid not in self._unkillable]
+        if left and time.monotonic() >= self._deadline_s:
+            self._unkillable.update(left)
+            left = []
+        for pid in left:
+            # a "corpse" too: a process whose main thread has ended looks like one while its other threads
+            # live
+            if send_signal(pid, signal.SIGKILL) and tree[pid] != "Z":
+                self._killed.add(pid)
+        if not left:
+            self._phase, self._finished = RUN, self._closing
+            dead = sorted(self._killed - self._unkillable)
+            self._send({**self._reply, "killed": dead, "unkillable": sorted(self._unkillable)})
+
+    # -- deaths ----------------------------------------------------------------------------------------------
+
+    def _collect(self, rank: Rank) -> None:
+        info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOHANG)
+        del self._watched[rank.pidfd]
+        os.close(rank.pidfd)
+        rank.pidfd = -1
+        if info is not None:  # else a tracer (py-spy, gdb) holds the corpse: SIGCHLD comes when it lets go
+            self._exited(rank, info)
+
+    def _reap_adopted(self) -> None:
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            rank = self._ranks.get(info.si_pid)
+            if rank is not None and rank.pidfd >= 0:
+                return  # its pidfd is readable: the next round takes it, in the order of death
+            os.waitid(os.P_PID, info.si_pid, os.WEXITED)
+            if rank is not None:
+                self._exited(rank, info)
+
+    def _exited(self, rank: Rank, info: os.waitid_result) -> None:
+        del self._ranks[rank.pid]
+        if rank.quiet:
+            return
+        by_itself = info.si_code == os.CLD_EXITED
+        failed = not by_itself or info.si_status != 0
+        # what dies after a stop order dies of it, and a clean end is no failure
+        first = (
+            failed and self._phase == RUN and rank.generation == self._generation and not self._failure_seen
+        )
+        self._failure_seen = self._failure_seen or first
+        self._send(
+            {
+                "event": "exited",
+                "generation": rank.generation,
+                "local_rank": rank.local_rank,
+                "pid": rank.pid,
+                "exit_code": info.si_status if by_itself else None,
+                "signal": None if by_itself else info.si_status,
+                "monotonic_s": time.monotonic(),
+                "wall_s": time.time(),
+                "first": first,
+            }
+        )
+
+
+def main() -> None:
+    """Arguments: descriptor of the channel, pid of the launcher, kill_wait_s; the rest is title."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.setblocking(False)
+    channel.set_inheritable(False)
+    launcher_pid = int(sys.argv[2])
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    name = ctypes.create_string_buffer(b"torchrun")  # for "pkill torchrun", which looks at the short name
+    prctl(PR_SET_NAME, ctypes.addressof(name))
+    if os.getppid() != launcher_pid:
+        return  # the launcher died while we started
+    guard = Guard(channel, launcher_pid, float(sys.argv[3]))
+    try:
+        guard.run()
+    except BaseException:
+        guard.close()
+        guard.run()
+        raise
+
+
+if __name__ == "__main__":
+    main()

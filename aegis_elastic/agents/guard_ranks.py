@@ -1,0 +1,152 @@
+"""Birth of the ranks and sight of their families: the guard's hands. Part of the guard program, stdlib only.
+
+Kept apart from ``guard.py`` (its event loop) so that each fits a reader's head; see there for the theory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+
+# typing costs a third of the guard's start; the annotations below are never evaluated
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+EXIT_NOT_STARTED = 127
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, argument: int) -> None:
+    """Call prctl(2). Raises OSError."""
+    if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def descendants(root: int) -> dict[int, str]:
+    """All living and unreaped descendants of ``root``: pid -> state letter (``Z`` is a corpse)."""
+    children: dict[int, list[int]] = {}
+    states: dict[int, str] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                # the name in parentheses may hold anything, even ")": fields start after the last one
+                state, parent = file.read(4096).rpartition(b")")[2].split(None, 2)[:2]
+        except (OSError, ValueError):
+            continue  # it ended while we looked: its children are on the next list
+        states[int(name)] = state.decode()
+        children.setdefault(int(parent), []).append(int(name))
+    found: dict[int, str] = {}
+    todo = [root]
+    while todo:
+        for pid in children.get(todo.pop(), ()):
+            if pid not in found:
+                found[pid] = states[pid]
+                todo.append(pid)
+    return found
+
+
+def send_signal(pid: int, signum: int, group: bool = False) -> bool:
+    """Signal a process or a group that may be gone already (or, setuid, out of reach): says whether it was
+    sent."""
+    try:
+        (os.killpg if group else os.kill)(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+class Rank:
+    """One training process: direct child, leader of its own session and process group."""
+
+    __slots__ = ("generation", "local_rank", "pid", "pidfd", "quiet")
+
+    def __init__(self, generation: int, local_rank: int, pid: int) -> None:
+        self.generation = generation
+        self.local_rank = local_rank
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.quiet = False  # part of a group whose start failed: its end is no event
+
+
+def to_bytes(text: str) -> bytes:
+    """The byte string that the launcher put on the wire as text."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def become_rank(
+    spec: dict[str, Any], guard_pid: int, fds: tuple[int, int], mask: set[int], report: int
+) -> NoReturn:
+    """In the forked child: turn into the training process, or write the errno to ``report`` and end."""
+    code = 0
+    try:
+        signal.set_wakeup_fd(-1)  # the pipe is the guard's: a signal here must not look like one to the guard
+        for signum in (*FORWARDED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard_pid:
+            os._exit(EXIT_NOT_STARTED)  # the guard died before the line above: no death signal will come
+        for source, target in zip(fds, (1, 2), strict=True):
+            if source >= 0:
+                os.dup2(source, target)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        argv = [to_bytes(word) for word in spec["argv"]]
+        os.execvpe(argv[0], argv, {to_bytes(key): to_bytes(value) for key, value in spec["env"].items()})
+    except OSError as error:
+        code = error.errno or errno.EINVAL
+    except BaseException:  # noqa: BLE001 - a NUL in an argument, say; whatever it is, two guards must never run
+        code = errno.EINVAL
+    finally:
+        os.write(report, str(code).encode())
+        os._exit(EXIT_NOT_STARTED)
+
+
+class SpawnFailed(Exception):
+    """A rank can't be started: (local rank, errno, what was tried)."""
+
+
+def open_log(spec: dict[str, Any], stream: str) -> int:
+    """Open the file of ``stream`` for writing, -1 if it is to be inherited. Raises SpawnFailed."""
+    path = spec[stream]
+    if not path:
+        return -1
+    try:
+        return os.open(to_bytes(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    except OSError as error:
+        raise SpawnFailed(spec["local_rank"], error.errno, f"open {stream} {path}") from error
+
+
+def fork_rank(spec: dict[str, Any]) -> tuple[int, int]:
+    """Fork one rank. Returns its pid and the read end of the pipe that stays empty if exec succeeds."""
+    guard_pid = os.getpid()
+    fds: list[int] = []
+    reader, writer = os.pipe()
+    try:
+        for stream in ("stdout", "stderr"):
+            fds.append(open_log(spec, stream))
+        # blocked until the child has its own dispositions: a handler of ours must not run there
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
+        try:
+            pid = os.fork()
+            if pid == 0:
+                become_rank(spec, guard_pid, (fds[0], fds[1]), mask, writer)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except BaseException as error:
+        os.close(reader)
+        if isinstance(error, OSError):
+            raise SpawnFailed(spec["local_rank"], error.errno, "fork") from error
+        raise
+    finally:
+        for fd in (writer, *(fd for fd in fds if fd >= 0)):
+            os.close(fd)
+    return pid, reader

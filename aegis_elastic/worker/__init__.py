@@ -1,0 +1,1 @@
+"""What runs inside a training process, and the environment that brings it there. Stdlib only."""

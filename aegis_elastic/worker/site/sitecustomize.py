@@ -1,0 +1,111 @@
+"""Runs at the start of every Python that is a rank: covers its tracks, then records what kills the rank.
+
+This folder stands first on a rank's PYTHONPATH (``aegis_elastic.worker.environment``). CPython's ``site``
+imports this file before main. It takes the folder out of PYTHONPATH and ``sys.path`` again, so that no other
+Python of the user sees it, and hands over to the ``sitecustomize`` that would have run without us; if there
+is none, the import fails exactly as it would have (``site`` ignores that) and no module is left behind.
+
+Then, if the launcher's marker is there, uncaught exceptions are written to TORCHELASTIC_ERROR_FILE in
+torchelastic's own format, as ``@record`` would: after the script has ended in an exception, on the way to the
+traceback on stderr, which is unchanged. Silent, stdlib only, and old syntax only: the rank's Python is the
+user's choice.
+"""
+
+import os
+import sys
+
+_MARKER = "AEGIS_WORKER_SITE"
+_SITE_DIR = os.path.dirname(os.path.abspath(__file__))
+
+
+def _cover_tracks() -> bool:
+    """Undo what prepare_env did to this process. Returns whether the launcher marked it as a rank."""
+    marker = os.environ.pop(_MARKER, None)
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _SITE_DIR in entries:
+        entries = [entry for entry in entries if entry != _SITE_DIR]
+        if entries or marker == "set":
+            os.environ["PYTHONPATH"] = os.pathsep.join(entries)
+        else:
+            del os.environ["PYTHONPATH"]
+    sys.path[:] = [entry for entry in sys.path if entry != _SITE_DIR]
+    sys.path_importer_cache.pop(_SITE_DIR, None)
+    sys.modules.pop("sitecustomize", None)
+    return marker is not None
+
+
+def _fingerprint(path: str) -> object:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _write_error(path: str, value: BaseException) -> None:
+    import json
+    import time
+    import traceback
+
+    message = {
+        "message": f"{type(value).__name__}: {value}",
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(type(value), value, value.__traceback__)),
+            "timestamp": str(int(time.time())),
+        },
+    }
+    with open(path, "w") as file:
+        json.dump({"message": message}, file)
+
+
+def _record_uncaught(path: str) -> None:
+    """Record an uncaught exception of this process to the error file ``path``."""
+    import atexit
+
+    rank_pid = os.getpid()
+    before = _fingerprint(path)
+    previous_hook = sys.excepthook
+    recorded: list[bool] = []
+
+    def record(value: object) -> None:
+        # as @record: exceptions, not KeyboardInterrupt. A forked child's end is not the rank's. A file that
+        # changed since our start was written by @record, which knows more
+        if (
+            recorded
+            or not isinstance(value, Exception)
+            or os.getpid() != rank_pid
+            or _fingerprint(path) != before
+        ):
+            return
+        recorded.append(True)
+        try:
+            _write_error(path, value)
+        except Exception:  # noqa: BLE001 - disk full, str() of it fails: the traceback on stderr comes in any case
+            return
+
+    def excepthook(kind: type, value: BaseException, trace: object) -> None:
+        record(value)
+        previous_hook(kind, value, trace)  # type: ignore[arg-type]
+
+    def at_exit() -> None:
+        # for scripts that set a hook of their own and don't call ours: the interpreter keeps what it reported
+        record(getattr(sys, "last_value", None))
+
+    sys.excepthook = excepthook
+    atexit.register(at_exit)
+
+
+def _start() -> None:
+    marked = _cover_tracks()
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    try:
+        # the user's own, further down the path; not found is the usual case and goes on to site, which
+        # expects it
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    finally:
+        # after theirs, so that a hook which it sets is called by ours
+        if marked and error_file:
+            _record_uncaught(error_file)
+
+
+_start()
