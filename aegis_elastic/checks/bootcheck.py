@@ -1,0 +1,149 @@
+"""What is checked before training: which versions a worker has, and whether all ranks can really talk.
+
+`environment` is this worker's record (its `details`); `summary.summarise` compares the records of all
+workers. `health` forms the training's own world, every rank of it, and verifies every value that comes back.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from functools import partial
+
+import pynvml
+import torch
+import torch.distributed as dist
+
+from aegis_elastic.checks import frame, gpu
+from aegis_elastic.checks.budgets import budget_s
+from aegis_elastic.checks.frame import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.request import CheckRequest, World
+from aegis_elastic.checks.world import WorldError, process_group
+from aegis_elastic.core.model import CheckResult
+
+# Distribution names whose differing versions have broken runs; read from metadata, because importing them
+# takes longer than all checks together.
+LIBRARIES = (
+    "numpy",
+    "triton",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "safetensors",
+    "deepspeed",
+    "megatron-core",
+    "transformer-engine",
+    "flash-attn",
+    "apex",
+    "lightning",
+    "nemo-toolkit",
+)
+_ELEMENTS = 1024
+
+
+def environment(request: CheckRequest, note: Note) -> Outcome:
+    """The record of versions and devices; keys without a value (None) are not installed or not there."""
+    note("reading versions")
+    record: dict[str, Scalar] = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+    }
+    record |= {f"lib_{name}": _version(name) for name in LIBRARIES}
+    note("asking for the GPUs")
+    count = torch.cuda.device_count()
+    record["cuda_devices"] = count
+    record["cuda_device_name"] = torch.cuda.get_device_name(0) if count else None
+    record["nccl"] = _nccl_version()
+    record["cudnn"] = _cudnn_version()
+    record["driver"] = _driver_version()
+    shown = f"torch {record['torch']}, Python {record['python']}, CUDA {record['cuda'] or 'none'}"
+    return passed(f"env: {shown}, {count} x {record['cuda_device_name'] or 'GPU'}", record)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _nccl_version() -> str | None:
+    if not dist.is_nccl_available():
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _cudnn_version() -> str | None:
+    number: int | None = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
+    return None if number is None else str(number)
+
+
+def _driver_version() -> str | None:
+    try:
+        pynvml.nvmlInit()
+        return gpu.driver_version()
+    except pynvml.NVMLError:
+        return None  # no driver: the record says just that, and whether it should be there is gpu's question
+
+
+def health(request: CheckRequest, note: Note) -> Outcome:
+    """A real process group, all_reduce and all_gather over all ranks, of which this node forks its own."""
+    world = request.world
+    if world is None:
+        raise ValueError("health needs a world")
+    # The ranks report for themselves; this outlives them by what their own end needs.
+    seconds = budget_s("health", request.budgets_s) * 0.95
+    ranks = [world.rank_offset + index for index in range(world.local_world_size)]
+    note(f"waiting for ranks {ranks[0]} to {ranks[-1]}")
+    tasks = [frame.task(f"rank {rank}", partial(_rank, world, rank, seconds), seconds) for rank in ranks]
+    return _merge(world, list(frame.run(tasks)))
+
+
+def _merge(world: World, results: list[CheckResult]) -> Outcome:
+    details: dict[str, Scalar] = {}
+    for result in results:
+        details[f"{result.check_type.replace(' ', '')}_s"] = result.duration_s
+    bad = [result for result in results if not result.passed]
+    if not bad:
+        return passed(f"health: {world.world_size} ranks form a group, every value in it is right", details)
+    # One rank that breaks makes the others time out: a crash or a wrong value says more than a missing peer.
+    consequences = ("failed", "missing_peer", "timeout")
+    codes = {id(result): result.finding.rpartition(".")[2] for result in bad}
+    first = min(bad, key=lambda result: codes[id(result)] in consequences)
+    text = "; ".join(result.result for result in bad)
+    return failed(f"health.{codes[id(first)]}", first.scope, f"health: {text}", details)
+
+
+def _rank(world: World, rank: int, seconds: float, note: Note) -> Outcome:
+    local = rank - world.rank_offset
+    if world.device == "cuda" and local >= torch.cuda.device_count():
+        text = f"rank {rank} finds no GPU {local}: {torch.cuda.device_count()} are visible"
+        return failed("health.no_gpu", "hardware", text)
+    try:
+        with process_group(world, "health", rank, world.world_size, local, seconds, note) as device:
+            return _verify(world.world_size, rank, device, note)
+    except WorldError as error:
+        who = "rank " if error.code == "missing_peer" else ""
+        return failed(f"health.{error.code}", "network", f"rank {rank}: {who}{error}")
+
+
+def _verify(size: int, rank: int, device: torch.device, note: Note) -> Outcome:
+    """Every element of every rank has its own value, whole numbers, so that right means equal."""
+    base = torch.arange(_ELEMENTS, dtype=torch.int64, device=device)
+    mine = base + rank * _ELEMENTS
+    note("in all_reduce")
+    total = mine.clone()
+    dist.all_reduce(total)
+    wrong_sums = int((total != base * size + _ELEMENTS * (size * (size - 1) // 2)).sum())
+    note("in all_gather")
+    parts = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(parts, mine)
+    wrong_from = [
+        str(peer) for peer, part in enumerate(parts) if not torch.equal(part, base + peer * _ELEMENTS)
+    ]
+    if wrong_sums or wrong_from:
+        senders = ", ".join(wrong_from) or "none"
+        text = f"rank {rank} got {wrong_sums} wrong sums, and wrong values from ranks {senders}"
+        return failed("health.wrong_value", "hardware", text)
+    return passed(f"rank {rank}: right values from all {size} ranks")

@@ -1,0 +1,148 @@
+"""Is a training process of this node stopped, stuck in the kernel or gone, and if not: at which line is it?
+
+A stopped process (SIGSTOP, a debugger) or one that stays in uninterruptible sleep is the finding
+`hang.frozen`. A live one is only described, by its innermost Python frame: whether standing there means a
+hang can't be told from one node, and nothing is killed here. py-spy reads the stacks without pausing the
+process.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import msgspec
+
+from aegis_elastic.checks.frame import Note, Outcome, Scalar, die_with_parent, failed, passed
+from aegis_elastic.checks.request import CheckRequest
+
+# A process that reads a file is in D state for milliseconds; only one that is there every time is stuck.
+D_SAMPLES = 5
+D_INTERVAL_S = 0.05
+STACK_TIMEOUT_S = 8.0
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int
+
+
+class _Thread(msgspec.Struct):
+    """A thread in py-spy's JSON; `frames` has the innermost first."""
+
+    thread_name: str | None
+    frames: list[_Frame]
+
+
+def check(request: CheckRequest, note: Note) -> Outcome:
+    """Say for every rank whether it ended, is frozen, or where it is."""
+    details: dict[str, Scalar] = {
+        f"rank{rank}": f"ended: {how.describe()}" for rank, how in request.exits.items()
+    }
+    note("reading process states")
+    states = _states(request.rank_pids)
+    frozen: dict[int, str] = {}
+    for rank, state in states.items():
+        if state in ("T", "t"):
+            frozen[rank] = "is stopped (SIGSTOP or a debugger)"
+        elif state == "D":
+            frozen[rank] = "is stuck in the kernel (D state)"
+        elif state in ("", "Z", "X"):
+            details.setdefault(f"rank{rank}", "ended")
+    alive = {rank: pid for rank, pid in request.rank_pids.items() if f"rank{rank}" not in details}
+    note("reading stacks")
+    # A process in D state can't be read without risk of waiting like it.
+    stacks = _stacks({rank: pid for rank, pid in alive.items() if states[rank] != "D"})
+    for rank in alive:
+        details[f"rank{rank}"] = " ".join(filter(None, [frozen.get(rank, "runs"), stacks.get(rank, "")]))
+    if not alive:
+        return passed("hang: no live rank on this node to look at", details)
+    if frozen:
+        text = "; ".join(f"rank {rank} {details[f'rank{rank}']}" for rank in frozen)
+        return failed("hang.frozen", "node", f"hang: {text}", details)
+    text = "; ".join(f"rank {rank} {stacks[rank]}" for rank in alive)
+    return passed(f"hang: {len(alive)} live, none frozen: {text}", details)
+
+
+def _states(rank_pids: dict[int, int]) -> dict[int, str]:
+    """The state letter of each rank's process, "" if it is gone; "D" only if it was there at every look."""
+    states = {rank: _state(pid) for rank, pid in rank_pids.items()}
+    with selectors.DefaultSelector() as pause:
+        for _ in range(D_SAMPLES - 1):
+            asleep = [rank for rank, state in states.items() if state == "D"]
+            if not asleep:
+                break
+            pause.select(D_INTERVAL_S)  # nothing tells when a process leaves the kernel: a few looks must do
+            states.update({rank: _state(rank_pids[rank]) for rank in asleep})
+    return states
+
+
+def _state(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in parentheses may itself hold spaces and parentheses.
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+class _Reader(NamedTuple):
+    rank: int
+    process: subprocess.Popen[bytes]
+
+
+def _stacks(rank_pids: dict[int, int]) -> dict[int, str]:
+    """Innermost frame of every rank's main thread, all read at once: "at file:line (function)" or why not."""
+    program = shutil.which(
+        "py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    )
+    if program is None:
+        return dict.fromkeys(rank_pids, "at an unknown line: py-spy is not installed")
+    parent = os.getpid()
+    readers = [
+        _Reader(
+            rank,
+            subprocess.Popen(
+                [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=lambda: die_with_parent(parent),  # noqa: PLW1509  # this child has no threads
+            ),
+        )
+        for rank, pid in rank_pids.items()
+    ]
+    deadline = time.monotonic() + STACK_TIMEOUT_S
+    return {reader.rank: _stack(reader.process, deadline - time.monotonic()) for reader in readers}
+
+
+def _stack(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    try:
+        output, complaint = process.communicate(timeout=max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"at an unknown line: py-spy gave no answer in {STACK_TIMEOUT_S:g} s"
+    if process.returncode != 0:
+        lines = complaint.decode(errors="replace").strip().splitlines() or ["no message"]
+        return f"at an unknown line: py-spy: {lines[0]}"
+    return _innermost(output)
+
+
+def _innermost(dump: bytes) -> str:
+    try:
+        threads = msgspec.json.decode(dump, type=list[_Thread])
+    except msgspec.DecodeError as error:
+        return f"at an unknown line: py-spy said something unexpected ({error})"
+    main = next(
+        (each for each in threads if each.thread_name == "MainThread"), threads[0] if threads else None
+    )
+    if main is None or not main.frames:
+        return "not in Python code"
+    top = main.frames[0]
+    return f"at {top.filename}:{top.line} ({top.name})"

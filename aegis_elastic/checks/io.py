@@ -1,0 +1,187 @@
+"""Storage: can this node write where the training writes, and does it read back what it wrote?
+
+Every path is tried side by side, since one dead mount must not hide what is wrong with the next. What tells
+the faults apart is the errno of the call that failed; a path that doesn't answer at all runs into the budget,
+and the last note says which one it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import stat
+import threading
+import time
+from typing import NamedTuple
+
+from aegis_elastic.checks.frame import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.request import CheckRequest
+
+# Large enough for more than one block and stripe, small enough for a /dev/shm of a container.
+PROBE_BYTES = 1 << 20
+# Datasets are often mounted read-only: they are only read.
+READ_ONLY_KINDS = frozenset({"data"})
+
+# errno -> (finding, scope, what it means)
+_FAULTS = {
+    errno.ENOSPC: ("io.no_space", "node", "no space left"),
+    errno.EDQUOT: ("io.quota", "node", "the disk quota is used up"),
+    errno.EROFS: ("io.read_only", "node", "the file system is read-only"),
+    errno.ESTALE: ("io.stale", "network", "stale file handle: the mount has lost its server"),
+    errno.EACCES: ("io.denied", "node", "permission denied"),
+    errno.EPERM: ("io.denied", "node", "operation not permitted"),
+    errno.ENOENT: ("io.missing", "node", "it is not there"),
+    errno.ENOTDIR: ("io.missing", "node", "it is not a directory"),
+    errno.ENOTCONN: ("io.stale", "network", "the mount has lost its server"),
+    errno.EIO: ("io.error", "hardware", "input/output error"),
+}
+
+
+class _Answer(NamedTuple):
+    """What one path said."""
+
+    kind: str
+    finding: str
+    scope: str
+    text: str
+    details: dict[str, Scalar]
+
+
+def check(request: CheckRequest, note: Note) -> Outcome:
+    """Write, sync, read back and verify in every given path; read only where the kind is "data"."""
+    if not request.paths:
+        return passed("io: no path was given to look at")
+    answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+    for kind, path in request.paths.items():
+        # Owned by this child process, which ends with the last answer or at its budget.
+        threading.Thread(
+            target=lambda k=kind, p=path: answers.put(_try(k, p, request.worker)), daemon=True
+        ).start()
+    waiting = dict(request.paths)
+    done: list[_Answer] = []
+    while waiting:
+        note("waiting for " + ", ".join(f"{kind} {path}" for kind, path in waiting.items()))
+        answer = answers.get()
+        del waiting[answer.kind]
+        done.append(answer)
+    return _judge(done)
+
+
+def _judge(answers: list[_Answer]) -> Outcome:
+    details: dict[str, Scalar] = {}
+    for answer in answers:
+        details.update({f"{answer.kind}_{key}": value for key, value in answer.details.items()})
+    bad = [answer for answer in answers if answer.finding]
+    if bad:
+        text = "; ".join(answer.text for answer in bad)
+        return failed(bad[0].finding, bad[0].scope, f"io: {text}", details)
+    return passed("io: " + "; ".join(answer.text for answer in answers), details)
+
+
+def _try(kind: str, path: str, worker: str) -> _Answer:
+    try:
+        return _read_some(kind, path) if kind in READ_ONLY_KINDS else _write_and_verify(kind, path, worker)
+    except OSError as error:
+        # A full disk can also show as EDQUOT of the project, a lost server as ENOTCONN (FUSE): see the table.
+        finding, scope, meaning = _FAULTS.get(
+            error.errno or 0, ("io.error", "unknown", error.strerror or type(error).__name__)
+        )
+        return _Answer(kind, finding, scope, f"cannot use {kind} directory {path}: {meaning}", {"path": path})
+
+
+def _write_and_verify(kind: str, path: str, worker: str) -> _Answer:
+    where = _nearest(path)
+    name = os.path.join(where, f".aegis-io-{worker.replace('/', '_')}-{os.getpid()}-{os.urandom(4).hex()}")
+    data = os.urandom(PROBE_BYTES)
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        started = time.monotonic()
+        _write_all(fd, data)
+        os.fsync(fd)
+        write_s = time.monotonic() - started
+        # Without this the kernel answers from its own memory, and a storage that loses bytes looks healthy.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.monotonic()
+        back = _read_all(fd, PROBE_BYTES)
+        read_s = time.monotonic() - started
+    finally:
+        try:
+            os.unlink(name)
+        finally:
+            os.close(fd)
+    details = _details(
+        path, write_s=round(write_s, 6), read_s=round(read_s, 6), free_bytes=_free_bytes(where)
+    )
+    if back != data:
+        at = next((i for i, (a, b) in enumerate(zip(back, data, strict=False)) if a != b), len(back))
+        text = f"{kind} directory {path} gave other bytes back than were written, from byte {at} on"
+        return _Answer(kind, "io.corrupt", "hardware", text, details)
+    text = f"{kind} ok in {(write_s + read_s) * 1000:.0f} ms"
+    if where != path:
+        text += f" ({path} is not there yet, {where} was tried)"
+    return _Answer(kind, "", "", text, details)
+
+
+def _read_some(kind: str, path: str) -> _Answer:
+    source = path
+    if stat.S_ISDIR(os.stat(path).st_mode):
+        with os.scandir(path) as entries:
+            source = next((entry.path for entry in entries if entry.is_file()), "")
+    if not source:
+        return _Answer(kind, "", "", f"{kind} ok (no file in it to read)", _details(path))
+    started = time.monotonic()
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        count = len(_read_all(fd, PROBE_BYTES))
+    finally:
+        os.close(fd)
+    read_s = time.monotonic() - started
+    return _Answer(
+        kind,
+        "",
+        "",
+        f"{kind} ok in {read_s * 1000:.0f} ms",
+        _details(path, read_s=round(read_s, 6), read_bytes=count),
+    )
+
+
+def _nearest(path: str) -> str:
+    """`path`, or the closest directory above it: trainings make their directories at the first save."""
+    here = os.path.abspath(path)
+    while True:
+        try:
+            os.lstat(here)
+        except FileNotFoundError:  # and nothing else: a stale mount is there, and broken
+            here = os.path.dirname(here)
+        else:
+            return path if here == os.path.abspath(path) else here
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read_all(fd: int, limit: int) -> bytes:
+    """Up to `limit` bytes from the start (or from here, where a thing has no start: a pipe)."""
+    try:
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError as error:
+        if error.errno != errno.ESPIPE:
+            raise
+    parts: list[bytes] = []
+    while limit > 0 and (part := os.read(fd, limit)):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)
+
+
+def _free_bytes(path: str) -> int:
+    volume = os.statvfs(path)
+    return volume.f_bavail * volume.f_frsize
+
+
+def _details(path: str, **values: Scalar) -> dict[str, Scalar]:
+    return {"path": path, **values}

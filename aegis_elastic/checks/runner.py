@@ -1,0 +1,81 @@
+"""Which task answers which check. Nothing here is imported by a check's code, and torch only where needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from aegis_elastic.checks import frame
+from aegis_elastic.checks.budgets import CHEAP, IMPORT_BUDGET_S, TORCH, budget_s
+from aegis_elastic.checks.frame import Channel, Note, Outcome, Task
+from aegis_elastic.checks.request import CheckRequest
+from aegis_elastic.core.model import CheckResult
+
+Check = Callable[[CheckRequest, Note], Outcome]
+
+
+def run(request: CheckRequest) -> Iterator[CheckResult]:
+    """The results of all checks that are asked for, each as it ends."""
+    tasks = [_cheap_task(name, request) for name in CHEAP if name in request.checks]
+    in_torch = tuple(name for name in TORCH if name in request.checks)
+    if in_torch:
+        tasks.append(_torch_task(in_torch, request))
+    return frame.run(tasks)
+
+
+def _cheap_task(name: str, request: CheckRequest) -> Task:
+    # The module is imported in the child: a broken library then breaks one check, and five imports overlap.
+    return frame.task(name, lambda note: _cheap_check(name)(request, note), budget_s(name, request.budgets_s))
+
+
+def _cheap_check(name: str) -> Check:
+    if name == "io":
+        from aegis_elastic.checks import io
+
+        return io.check
+    if name == "gpu":
+        from aegis_elastic.checks import gpu
+
+        return gpu.check
+    if name == "runtime":
+        from aegis_elastic.checks import runtime
+
+        return runtime.check
+    if name == "rdma":
+        from aegis_elastic.checks import rdma
+
+        return rdma.check
+    from aegis_elastic.checks import hang
+
+    return hang.check
+
+
+def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:
+    """One child that imports torch once and forks a grandchild for every check that needs it, in turn.
+
+    It never touches CUDA, threads or a process group itself, so forking from it is safe.
+    """
+
+    def run_in_turn(channel: Channel) -> None:
+        channel.note("importing torch")
+        # Math libraries start threads at import, and a fork takes only the calling one along. Name look-ups
+        # of a TCPStore client stall for five seconds where reverse DNS is broken.
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        from aegis_elastic.checks import allreduce, bootcheck
+
+        checks: dict[str, Check] = {
+            "env": bootcheck.environment,
+            "health": bootcheck.health,
+            "allreduce_connection": allreduce.connection,
+            "allreduce_performance": allreduce.performance,
+        }
+        for name in names:
+            check, seconds = checks[name], budget_s(name, request.budgets_s)
+            channel.extend(seconds + 2 * frame.KILL_WAIT_S)
+            channel.note(f"running {name}")
+            for result in frame.run([frame.task(name, partial(check, request), seconds)]):
+                channel.result(result)
+
+    return Task(run_in_turn, IMPORT_BUDGET_S, names)
