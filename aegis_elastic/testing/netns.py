@@ -6,9 +6,10 @@
         net.hosts[2].link_down()
 
 A host has its own hostname, addresses, firewall, /dev/shm, /etc/hosts (all hosts resolve by name) and, unless
-`private_tmp=False`, its own /tmp; a folder below /tmp is seen by all when named in `share` (the working folder
-and the interpreter's are). Pids are the machine's, so a test can signal what it sees. The switch lives in a namespace too: two nets never meet, and
-nothing stays behind, not even after SIGKILL of the test (see `netns_keeper`).
+`private_tmp=False`, its own /tmp. Folders below /tmp are seen by all when named in `share`; the working
+folder and the interpreter's always are. Pids are the machine's, so a test can signal what it sees. The
+switch lives in a namespace too: two nets never meet, and nothing stays behind, not even after SIGKILL of
+the test (see `netns_keeper`).
 """
 
 from __future__ import annotations
