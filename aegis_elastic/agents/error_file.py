@@ -1,0 +1,84 @@
+"""Reading torchelastic's error files: what a rank wrote about its own end, however broken the file."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from aegis_elastic.agents.guard_client import Exited
+
+ERROR_FILE_BYTES_MAX = 1 << 20
+
+
+class RankFailure(NamedTuple):
+    """A rank's end with what it wrote about it. ``exception`` is "Type: message" or "" if it recorded none;
+    ``traceback`` likewise; ``time_s`` is the wall time of the record (whole seconds) or else of the death."""
+
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    first: bool
+    exception: str
+    traceback: str
+    time_s: float
+
+    @property
+    def time(self) -> str:
+        """``time_s`` in ISO 8601, UTC."""
+        return datetime.fromtimestamp(self.time_s, timezone.utc).isoformat(timespec="seconds")
+
+
+def failure_of(exited: Exited, error_file: str) -> RankFailure:
+    """Join a death with torchelastic's error file of that rank. A missing or broken file is no error: the
+    rank may have been killed while writing it."""
+    exception, traceback, time_s = _read_error_file(error_file)
+    return RankFailure(
+        exited.local_rank,
+        exited.pid,
+        exited.exit_code,
+        exited.signal,
+        exited.first,
+        exception,
+        traceback,
+        exited.wall_s if time_s is None else time_s,
+    )
+
+
+def _read_error_file(path: str) -> tuple[str, str, float | None]:
+    nothing = ("", "", None)
+    if not path or not os.path.isfile(path):
+        return nothing
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(ERROR_FILE_BYTES_MAX))
+    except (OSError, ValueError, RecursionError):
+        return nothing
+    if not isinstance(data, dict):
+        return nothing
+    message = data.get("message")
+    if isinstance(message, str):  # the older format, and what torch writes for signals
+        return message, "", _seconds(data.get("timestamp"))
+    if not isinstance(message, dict):
+        return nothing
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    return (
+        _text(message.get("message")),
+        _text(extra.get("py_callstack")),
+        _seconds(extra.get("timestamp")),
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return seconds if 0 < seconds < 1e11 else None  # else it is no time, and no date can be made of it

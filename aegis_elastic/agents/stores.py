@@ -1,0 +1,219 @@
+"""TCPStores: a fresh one for every start of training, made ahead; and what agents say to each other in it.
+
+torch doesn't prefix a store's keys by attempt any more, so a restart on the store of the last incarnation finds its
+stale keys and fails or hangs: every incarnation gets its own. Making one takes a millisecond or two, but now and
+then a reverse look-up stalls it for seconds; so a shelf always holds one ready, made beside the agent's loop.
+
+In the store of a running incarnation the agents share three things, under keys of our own:
+
+* `end`: how this incarnation ended, written once by compare-and-set. Either the plane ended it, or a failure that the
+  plane could not be told of. Whoever comes second follows the first: no incarnation ends in two ways.
+* `next`: where the first agent holds the store of the following incarnation, when they go on without the plane.
+* `alive/<group rank>`: counters by which agents are seen over the training network when the bus is silent.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+
+_T = TypeVar("_T")
+
+END_KEY = "aegis/end"
+NEXT_KEY = "aegis/next"
+DONE_KEY = "aegis/done"
+ALIVE_KEY = "aegis/alive/"
+ENDED_BY_PLANE = "plane"
+CALL_TIMEOUT_S = 3.0
+LOOK_S = 1.0
+BACKLOG = 4096
+
+
+class StoreGone(Exception):
+    """The incarnation's store can't be reached: the agent that hosts it is gone, or the network is."""
+
+
+def serve(host: str, port: int, timeout_s: float = CALL_TIMEOUT_S) -> TCPStore:
+    """Host a store at that address only (torch's own choice would be every interface). Port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect(address: str, timeout_s: float = CALL_TIMEOUT_S) -> TCPStore:
+    """Be a client of the store at `host:port`. StoreGone if it can't be reached in time."""
+    host, port = split(address)
+    try:
+        return TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
+    except RuntimeError as error:
+        raise StoreGone(f"cannot reach the store at {address}: {_first_line(error)}") from None
+
+
+def split(address: str) -> tuple[str, int]:
+    """`host:port` apart; IPv6 addresses may be in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Shelf:
+    """Keeps one store ready, and holds those in use. `on_ready(address)` is called from the shelf's own thread."""
+
+    def __init__(self, host: str, on_ready: Callable[[], None]) -> None:
+        self._host = host
+        self._on_ready = on_ready
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="aegis-shelf")
+        self._lock = threading.Lock()
+        self._ready: tuple[str, TCPStore] | None = None
+        self._used: list[tuple[str, TCPStore]] = []
+        self._prepare()
+
+    @property
+    def ready(self) -> str:
+        """Address of the store that waits for its use, or "" while it is being made."""
+        with self._lock:
+            return self._ready[0] if self._ready else ""
+
+    def use(self, address: str) -> bool:
+        """Note that the waiting store is in use now and prepare another. False if that address isn't ours.
+
+        The last two in use are kept: agents that are late read the address of the next one from the last.
+        """
+        with self._lock:
+            if self._ready is None or self._ready[0] != address:
+                return any(address == used for used, _ in self._used)
+            self._used.append(self._ready)
+            self._ready = None
+            freed, self._used = self._used[:-2], self._used[-2:]
+        freed.clear()
+        self._prepare()
+        return True
+
+    def close(self) -> None:
+        """End all stores and the thread."""
+        self._pool.shutdown(wait=True)
+        with self._lock:
+            self._ready = None
+            self._used.clear()
+
+    def _prepare(self) -> None:
+        self._pool.submit(self._make)
+
+    def _make(self) -> None:
+        store = serve(self._host, 0)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        with self._lock:
+            self._ready = (f"{host}:{store.port}", store)
+        self._on_ready()
+
+
+class Peers:
+    """One incarnation's agents, seen through its store. Owns a thread and two client connections."""
+
+    def __init__(self, address: str, group_rank: int, workers: tuple[str, ...], on_end: Callable[[], None]) -> None:
+        self.address = address
+        self._group_rank = group_rank
+        self._workers = workers
+        self._on_end = on_end
+        self._asking = connect(address)
+        self._looking = connect(address)
+        self._closed = threading.Event()
+        self._ended = ""
+        self._alive: frozenset[str] = frozenset()
+        self._counts = [0] * len(workers)
+        self._thread = threading.Thread(target=self._look, name="aegis-peers", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> str:
+        """How the incarnation ended, as far as we have seen: "" while it runs."""
+        return self._ended
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """The workers that showed themselves since the last look; only the first agent looks."""
+        return self._alive
+
+    def claim(self, how: str) -> str:
+        """Say how this incarnation ends; returns how it does end (somebody may have been first). StoreGone."""
+        answer = self._ask(lambda store: store.compare_set(END_KEY, "", how))
+        return bytes(answer).decode()
+
+    def publish_next(self, address: str) -> None:
+        """Tell the others where the next incarnation's store is. StoreGone."""
+        self._ask(lambda store: store.set(NEXT_KEY, address))
+
+    def wait_next(self, timeout_s: float) -> str:
+        """Wait for the first agent to say where the next store is. StoreGone if it doesn't in time."""
+
+        def ask(store: TCPStore) -> bytes:
+            store.wait([NEXT_KEY], timedelta(seconds=timeout_s))
+            return bytes(store.get(NEXT_KEY))
+
+        return self._ask(ask).decode()
+
+    def barrier(self, count: int, timeout_s: float) -> bool:
+        """Meet the others at the end, so that nobody takes the store away too early. False if some didn't come."""
+
+        def ask(store: TCPStore) -> bool:
+            if store.add(DONE_KEY, 1) == count:
+                store.set(DONE_KEY + "/all", "1")
+            store.wait([DONE_KEY + "/all"], timedelta(seconds=timeout_s))
+            return True
+
+        try:
+            return self._ask(ask)
+        except StoreGone:
+            return False
+
+    def close(self) -> None:
+        """End the thread; it ends within a second, and nobody waits for it."""
+        self._closed.set()
+
+    def _ask(self, question: Callable[[TCPStore], _T]) -> _T:
+        try:
+            return question(self._asking)
+        except RuntimeError as error:
+            raise StoreGone(f"the store at {self.address} doesn't answer: {_first_line(error)}") from None
+
+    def _look(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._show_and_count()
+                self._looking.wait([END_KEY], timedelta(seconds=LOOK_S))
+            except RuntimeError as error:
+                if "timeout" in str(error):
+                    continue
+                return  # The store is gone; whoever needs it finds out by `claim`.
+            if not self._closed.is_set():
+                self._ended = bytes(self._looking.get(END_KEY)).decode()
+                self._on_end()
+            return
+
+    def _show_and_count(self) -> None:
+        self._looking.add(f"{ALIVE_KEY}{self._group_rank}", 1)
+        if self._group_rank != 0:
+            return
+        counts = [self._looking.add(f"{ALIVE_KEY}{peer}", 0) for peer in range(len(self._workers))]
+        moved = (now > before for now, before in zip(counts, self._counts, strict=True))
+        self._alive = frozenset(worker for worker, here in zip(self._workers, moved, strict=True) if here)
+        self._counts = counts
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
