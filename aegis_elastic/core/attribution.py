@@ -1,0 +1,159 @@
+"""One crash, many Errors: which worker's failure came first in truth.
+
+When a rank dies, its peers' collectives fail within milliseconds, and their agents report too; over a
+network, in any order. What tells them apart is *how* they failed: a process that died of its own fault doesn't
+complain of a lost peer. So a failure that looks like a root is decided on at once, and one that looks like a
+consequence waits a moment for its root. If an agent itself may be lost, everybody else's failure may be its
+consequence: wait until that is known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from aegis_elastic.core.model import Failure
+
+WINDOW_S = 1.0
+
+# How a process speaks that has lost a peer: gloo, NCCL, the TCPStore, torchelastic. Matched ignoring case.
+PEER_LOSS = (
+    r"connection closed by (remote )?peer",
+    r"connection reset by (remote )?peer",
+    r"broken pipe",
+    r"\bgloo\b",
+    r"remote process exited",
+    r"ncclRemoteError",
+    r"processgroup\w*.{0,200}connection",
+    r"recvValue failed",
+    r"sendBytes failed",
+    r"failed to recv, got 0 bytes",
+    r"store is (no longer available|unavailable)",
+    r"\b(RendezvousConnectionError|DistStoreError|DistNetworkError)\b",
+)
+# What points at communication by itself, beyond a peer's death. First the collectives that waited in vain.
+COLLECTIVE_TIMEOUT = (
+    r"collective operation timeout",
+    r"watchdog caught collective",
+    r"timed out waiting \d+ ?ms for (recv|send) operation",
+    r"monitoredbarrier.{0,80}timed? ?out",
+    r"\bDistBackendError\b.{0,200}time(d )?out",
+)
+NETWORK = (
+    r"no route to host",
+    r"network is (unreachable|down)",
+    r"connection (refused|timed out)",
+    r"temporary failure in name resolution|name or service not known",
+    r"ncclsystemerror|unhandled system error",
+    r"\bibv_\w+.{0,80}(fail|error)",
+    r"NET/IB.{0,120}(error|fail|timeout)",
+)
+
+
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+
+
+_PEER_LOSS, _TIMEOUT, _NETWORK = _any_of(PEER_LOSS), _any_of(COLLECTIVE_TIMEOUT), _any_of(NETWORK)
+
+# SIGTERM is somebody's wish that it end; SIGABRT is how C++ ends on an error that its last lines tell of.
+_ASKED_TO_END = ("SIGTERM", "TERM", "15")
+_ABORTED = ("SIGABRT", "ABRT", "6")
+_EXIT_BY_SIGTERM = 143  # how a shell between us and the process passes SIGTERM on
+
+Role = Literal["root", "consequence"]
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One worker's Error, and when it arrived by the master's clock (seconds)."""
+
+    worker: str
+    arrived: float
+    failures: tuple[Failure, ...] = ()
+    reason: str = ""
+    clues: tuple[str, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The worker at the root, or None: then ask again at `wait_until`, or when something changes.
+
+    `wait_until` is in seconds of the master's clock; infinite when only new evidence or the end of a suspicion
+    can decide (a suspicion ends by itself: `liveness.Patience` bounds it).
+    """
+
+    root: str | None
+    wait_until: float
+    reason: str
+
+
+def role_of(failure: Failure) -> Role:
+    """Whether a process failed by itself, as far as it can be told from this failure alone."""
+    if failure.after_stop or failure.signal in _ASKED_TO_END or failure.exit_code == _EXIT_BY_SIGTERM:
+        return "consequence"
+    if failure.signal and failure.signal not in _ABORTED:
+        return "root"
+    return "consequence" if _PEER_LOSS.search(_words_of(failure)) else "root"
+
+
+def _words_of(failure: Failure) -> str:
+    """What the process said about its end: its exception if it recorded one. Its last lines may then be of
+    other things (a warning about a peer an hour ago); without an exception they are all there is."""
+    return failure.exception or "\n".join(failure.last_lines)
+
+
+def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
+    """What these failures point at beyond the processes, in the words of `recovery.COMMUNICATION_CLUES`.
+
+    A plain consequence points at nothing: that a peer is gone says no ill of the network.
+    """
+    failures = tuple(failures)
+    clues = set()
+    for failure in failures:
+        words = "\n".join((failure.exception or "", *failure.last_lines))
+        if _TIMEOUT.search(words):
+            clues.add("collective_timeout")
+        elif role_of(failure) == "root" and _NETWORK.search(words):
+            clues.add("network")
+        if failure.exit_code is None and not failure.signal and not failure.exception:
+            clues.add("cause_unknown")
+    return tuple(sorted(clues)) if failures else ("cause_unknown",)
+
+
+def _is_root_like(evidence: Evidence) -> bool:
+    if not evidence.failures:  # the agent itself says why, for example that it couldn't start the ranks
+        return not _PEER_LOSS.search(evidence.reason)
+    return any(role_of(failure) == "root" for failure in evidence.failures)
+
+
+def attribute(
+    evidence: Sequence[Evidence],
+    suspects: frozenset[str],
+    expected: int,
+    now: float,
+    window_s: float = WINDOW_S,
+) -> Verdict:
+    """Who failed first, or until when to wait before asking again.
+
+    `evidence`: the Errors of one incarnation. `suspects`: workers whose agent may be lost (its connection has
+    closed, and whether it comes back is not known yet). `expected`: how many workers can report at all.
+    """
+    if not evidence:
+        return Verdict(None, math.inf, "no worker has reported a failure")
+    ordered = sorted(evidence, key=lambda item: (item.arrived, item.worker))
+    if suspects:
+        names = ", ".join(sorted(suspects))
+        return Verdict(None, math.inf, f"{names} may be lost: all else may be a consequence of that")
+    root = next((item for item in ordered if _is_root_like(item)), None)
+    if root:
+        return Verdict(root.worker, now, f"{root.worker} failed by itself, first of {len(ordered)} reports")
+    first = ordered[0]
+    if len({item.worker for item in ordered}) >= expected:
+        return Verdict(first.worker, now, f"every worker complains of a lost peer; {first.worker} did first")
+    until = first.arrived + window_s
+    if now >= until:
+        return Verdict(first.worker, now, f"no root within {window_s:g} s of {first.worker}'s lost peer")
+    return Verdict(None, until, f"{first.worker} complains of a lost peer: waiting for the root")
