@@ -1,0 +1,245 @@
+"""The flags that `aegis-run` adds to torch's: one group, explained in full sentences.
+
+Every flag of ours begins with `--aegis-`, so that no later torch can collide with it; each has both spellings
+(`--aegis-x-y`, `--aegis_x_y`) and takes its default from `AEGIS_X_Y`, as torch's take theirs from `PET_X_Y`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CHECK_PATH_KINDS = ("checkpoint", "data", "log", "shm")
+
+
+class FromEnvironment:
+    """The raw text of a variable of the environment, as a default that a flag may still override."""
+
+    def __init__(self, variable: str, text: str) -> None:
+        self.variable = variable
+        self.text = text
+
+
+class Collect(argparse.Action):
+    """A flag that can be given several times; what the command line says replaces what a variable says."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Append to a new list, so that the default is never changed."""
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(before if isinstance(before, list) else []), values])
+
+
+class _Adder:
+    """Adds flags to our group, each in both spellings and with its variable as default."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._group = parser.add_argument_group(
+            "aegis", "What aegis-run adds. Each flag can also be given as a variable: AEGIS_REPORT=FILE."
+        )
+
+    def __call__(self, name: str, about: str, default: Any = None, **how: Any) -> None:
+        variable = "AEGIS_" + name.replace("-", "_").upper()
+        if variable in os.environ:
+            default = FromEnvironment(variable, os.environ[variable])
+        self._group.add_argument(
+            f"--aegis-{name}",
+            f"--aegis_{name.replace('-', '_')}",
+            help=about.replace("%", "%%"),
+            default=default,
+            **how,
+        )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the group "aegis" to a parser. What variables give arrives as `FromEnvironment`."""
+    add = _Adder(parser)
+    _add_protection(add)
+    _add_files(add)
+    _add_plane(add)
+
+
+def _add_protection(add: _Adder) -> None:
+    add(
+        "bootcheck",
+        "What is checked before training starts: `env` compares the versions of all nodes, `full` also "
+        "runs a verified all-reduce over all ranks, `off` starts at once. The default is full.",
+        "full",
+        choices=("off", "env", "full"),
+    )
+    add(
+        "troubleshoot",
+        "What is checked after a failure: `adaptive` runs the cheap checks, and the collective ones only "
+        "if something points at communication; `full` always runs all seven; `off` none. The default is "
+        "adaptive.",
+        "adaptive",
+        choices=("adaptive", "full", "off"),
+    )
+    add(
+        "fault-grace-s",
+        "Seconds that the other ranks have between SIGTERM and SIGKILL after a failure. The default is 1. "
+        "(--shutdown-timeout governs signals that you send and the end of the job.)",
+        1.0,
+        type=_seconds(at_least_zero=True),
+        metavar="SECONDS",
+    )
+    add(
+        "lost-timeout-s",
+        "Seconds of silence after which a node counts as lost, if training has not moved on either. The "
+        "default is 30.",
+        30.0,
+        type=_seconds(),
+        metavar="SECONDS",
+    )
+    add(
+        "rejoin-timeout-s",
+        "Seconds to wait for a lost node to come back or be replaced when too few are left. The default "
+        "is the join timeout (--rdzv-conf join_timeout=600).",
+        type=_seconds(),
+        metavar="SECONDS",
+    )
+    add(
+        "recovery-budget",
+        'How often nodes may be lost during one recovery before the job fails with "recovery did not '
+        'converge". These losses do not use up --max-restarts. The default is 10.',
+        10,
+        type=_whole(1),
+        metavar="N",
+    )
+    add(
+        "check-path",
+        "A directory for the storage check, as KIND=DIR; KIND is one of checkpoint, data, log, shm "
+        "(`data` is only read, the others are written to). Can be given several times.",
+        type=_check_path,
+        action=Collect,
+        metavar="KIND=DIR",
+    )
+    add(
+        "propagate-exit-code",
+        "Exit with the code of the rank that failed first, instead of 1.",
+        False,
+        action="store_true",
+    )
+
+
+def _add_files(add: _Adder) -> None:
+    add(
+        "report",
+        "Write the report on the run (outcome, failures with their causes, recovery times) to this file "
+        "as JSON.",
+        type=_path,
+        metavar="FILE",
+    )
+    add(
+        "run-dir",
+        "Directory for the journal, the report, our log and the credentials of aegisctl (made with mode "
+        "0700). The default is aegis/ in the run's directory under --log-dir, or one in your state "
+        "directory.",
+        type=_path,
+        metavar="DIR",
+    )
+    add(
+        "state-dir",
+        "Shared directory for what outlives jobs: nodes that must not be used, and why. Without it, that "
+        "knowledge ends with the job.",
+        type=_path,
+        metavar="DIR",
+    )
+    add("namespace", "Namespace of the job; the default is `default`.", "default", metavar="NAME")
+    add(
+        "worker-name",
+        "Name of this node's worker in the accounts; a relaunch must keep it to keep its accounts. The "
+        "default is the host name, with -<node rank> if --node-rank is given.",
+        metavar="NAME",
+    )
+    add(
+        "log-level",
+        "How much aegis-run says about its own work; the default is info.",
+        "info",
+        choices=("debug", "info", "warning", "error"),
+    )
+
+
+def _add_plane(add: _Adder) -> None:
+    add(
+        "join-secret-file",
+        "File with the secret that nodes prove to join the job. It must not be readable by everybody. The "
+        "variable AEGIS_JOIN_SECRET gives the secret itself; with neither, the first contact is trusted.",
+        type=_path,
+        metavar="FILE",
+    )
+    add("require-secret", "Refuse to start without a join secret.", False, action="store_true")
+    add(
+        "fallback-port",
+        "Port for the TCPStore at which nodes meet when the master can't be reached. The default is the "
+        "port of the endpoint plus 1.",
+        type=_whole(1, 65535),
+        metavar="PORT",
+    )
+    add(
+        "plane-linger-s",
+        "Seconds that the control plane lives on after its launcher has died while other nodes are "
+        "connected. The default is 60.",
+        60.0,
+        type=_seconds(at_least_zero=True),
+        metavar="SECONDS",
+    )
+    add(
+        "plane-restarts",
+        "How often the control plane is started again when it dies; training goes on meanwhile. The "
+        "default is 5.",
+        5,
+        type=_whole(0),
+        metavar="N",
+    )
+
+
+def _seconds(*, at_least_zero: bool = False) -> Callable[[str], float]:
+    wanted = "a number of seconds, 0 or more" if at_least_zero else "a number of seconds above 0"
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (value == 0 and not at_least_zero):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return convert
+
+
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    wanted = f"{least} or more" if most is None else f"{least} to {most}"
+
+    def convert(text: str) -> int:
+        value = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else least - 1
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {wanted}")
+        return value
+
+    return convert
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text).expanduser().absolute()
+
+
+def _check_path(text: str) -> tuple[str, Path]:
+    kind, equals, directory = text.partition("=")
+    if not equals or kind not in CHECK_PATH_KINDS or not directory:
+        kinds = ", ".join(CHECK_PATH_KINDS)
+        raise argparse.ArgumentTypeError(f"{text!r} is not KIND=DIR with KIND one of {kinds}")
+    return kind, _path(directory)
