@@ -136,7 +136,7 @@ class PlaneKeys:
             ) from error
         if mode & 0o077:
             raise CredentialsUnreadable(
-                f"cannot use the plane's keys in {path}: mode {mode & 0o777:04o}, want 0600 (others can read them)"
+                f"cannot use the keys in {path}: mode {mode & 0o777:04o}, want 0600 (others can read it)"
             )
         try:
             kept = msgspec.json.decode(raw, type=_KeyFile)

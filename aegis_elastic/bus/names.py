@@ -35,9 +35,9 @@ def unescape(token: str) -> str:
         raise ValueError(f"cannot read {token!r}: not an escaped name ([A-Za-z0-9_-] and =XX)")
     parts = token.split("=")
     raw = parts[0].encode() + b"".join(bytes([int(part[:2], 16)]) + part[2:].encode() for part in parts[1:])
-    name = raw.decode()
+    name = raw.decode(errors="replace")
     if escape(name) != token:
-        raise ValueError(f"cannot read {token!r}: it escapes what needs no escape")
+        raise ValueError(f"cannot read {token!r}: it is not what any name becomes")
     return name
 
 

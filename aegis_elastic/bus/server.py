@@ -81,7 +81,7 @@ class NatsServer:
         certificate: Certificate | None = None,
         start_timeout_s: float = 10.0,
     ) -> None:
-        """Prepare a server in `directory` (made, 0700); `port` 0 takes a free one and keeps it on a restart."""
+        """Prepare a server in `directory` (made, 0700); `port` 0 takes a free one and keeps it."""
         self.directory = directory
         self.keys = keys
         self.host = host
