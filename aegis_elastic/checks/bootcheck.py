@@ -58,7 +58,8 @@ def environment(request: CheckRequest, note: Note) -> Outcome:
     record["cudnn"] = _cudnn_version()
     record["driver"] = _driver_version()
     shown = f"torch {record['torch']}, Python {record['python']}, CUDA {record['cuda'] or 'none'}"
-    return passed(f"env: {shown}, {count} x {record['cuda_device_name'] or 'GPU'}", record)
+    devices = f"{count} x {record['cuda_device_name']}" if count else "no GPU"
+    return passed(f"env: {shown}, {devices}", record)
 
 
 def _version(distribution: str) -> str | None:
@@ -71,11 +72,11 @@ def _version(distribution: str) -> str | None:
 def _nccl_version() -> str | None:
     if not dist.is_nccl_available():
         return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def _cudnn_version() -> str | None:
-    number: int | None = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
+    number: int | None = torch.backends.cudnn.version() if torch.version.cuda else None
     return None if number is None else str(number)
 
 

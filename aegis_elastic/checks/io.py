@@ -82,10 +82,10 @@ def _judge(answers: list[_Answer]) -> Outcome:
 def _try(kind: str, path: str, worker: str) -> _Answer:
     try:
         return _read_some(kind, path) if kind in READ_ONLY_KINDS else _write_and_verify(kind, path, worker)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no system call would take
         # A full disk can also show as EDQUOT of the project, a lost server as ENOTCONN (FUSE): see the table.
         finding, scope, meaning = _FAULTS.get(
-            error.errno or 0, ("io.error", "unknown", error.strerror or type(error).__name__)
+            getattr(error, "errno", None) or 0, ("io.error", "unknown", str(error))
         )
         return _Answer(kind, finding, scope, f"cannot use {kind} directory {path}: {meaning}", {"path": path})
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from aegis_elastic.checks.frame import Note
 from aegis_elastic.checks.request import World

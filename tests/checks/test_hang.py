@@ -1,0 +1,118 @@
+"""The hang check on real processes: running, stopped, stuck in the kernel, gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aegis_elastic.checks import hang
+from aegis_elastic.checks.frame import Outcome
+from aegis_elastic.checks.request import CheckRequest, RankExit
+from tests.checks.support import compile_c
+
+TRAIN = """
+import time
+
+def wait_for_peers():
+    print("ready", flush=True)
+    time.sleep(60)
+
+wait_for_peers()
+"""
+
+
+def check(rank_pids: dict[int, int], exits: dict[int, RankExit] | None = None) -> Outcome:
+    return hang.check(CheckRequest(("hang",), rank_pids=rank_pids, exits=exits or {}), lambda _: None)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """`start()`: a training process that waits at line 6 of train.py; killed after the test."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    started: list[subprocess.Popen[str]] = []
+
+    def training() -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield training
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_no_rank_to_look_at_is_said_and_passes() -> None:
+    assert check({}).result == "hang: no live rank on this node to look at"
+
+
+def test_live_ranks_are_described_by_their_line_and_nothing_happens_to_them(
+    start: Callable[[], subprocess.Popen[str]],
+) -> None:
+    one, two = start(), start()
+    outcome = check({4: one.pid, 5: two.pid})
+    assert outcome.passed
+    assert outcome.result.startswith("hang: 2 live, none frozen: rank 4 at ")
+    assert str(outcome.details["rank5"]).endswith("train.py:6 (wait_for_peers)")
+    assert one.poll() is None
+    assert two.poll() is None
+
+
+def test_a_stopped_rank_is_frozen_and_its_line_still_read(start: Callable[[], subprocess.Popen[str]]) -> None:
+    process = start()
+    process.send_signal(19)  # SIGSTOP
+    outcome = check({0: process.pid})
+    assert (outcome.finding, outcome.scope) == ("hang.frozen", "node")
+    assert "rank 0 is stopped (SIGSTOP or a debugger) at " in outcome.result
+    assert outcome.result.endswith("train.py:6 (wait_for_peers)")
+
+
+def test_ended_ranks_are_reported_with_what_is_known_and_are_no_hang(
+    start: Callable[[], subprocess.Popen[str]],
+) -> None:
+    process = start()
+    process.kill()
+    process.wait()
+    exits = {1: RankExit(exit_code=1, exception="ValueError: no"), 2: RankExit(signal="SIGKILL")}
+    outcome = check({0: process.pid}, exits)
+    assert outcome.passed
+    assert outcome.details == {
+        "rank0": "ended",
+        "rank1": "ended: exit code 1 (ValueError: no)",
+        "rank2": "ended: SIGKILL",
+    }
+
+
+def test_a_rank_that_stays_in_the_kernel_is_frozen(compiler: str, tmp_path: Path) -> None:
+    # A parent waits for its vfork child in uninterruptible sleep, as a rank on a dead file system does.
+    source = tmp_path / "stuck.c"
+    source.write_text("#include <unistd.h>\nint main() { if (!vfork()) { pause(); _exit(0); } }\n")
+    program = compile_c(compiler, source, tmp_path / "stuck", "-Wno-deprecated-declarations")
+    with subprocess.Popen([program], start_new_session=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text().strip():
+            pass  # until it has forked, which takes no longer than a few looks
+        child = int(children.read_text())
+        try:
+            outcome = check({0: process.pid})
+        finally:
+            subprocess.run(["kill", "-9", str(child)], check=True)
+    assert outcome.finding == "hang.frozen"
+    assert outcome.result == "hang: rank 0 is stuck in the kernel (D state)"
+
+
+def test_a_process_that_is_not_python_is_no_hang() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            outcome = check({0: process.pid})
+        finally:
+            process.kill()
+    assert outcome.passed
+    assert "rank 0 at an unknown line: py-spy" in outcome.result
