@@ -1,10 +1,10 @@
 """One crash, many Errors: which worker's failure came first in truth.
 
 When a rank dies, its peers' collectives fail within milliseconds, and their agents report too; over a
-network, in any order. What tells them apart is *how* they failed: a process that died of its own fault doesn't
-complain of a lost peer. So a failure that looks like a root is decided on at once, and one that looks like a
-consequence waits a moment for its root. If an agent itself may be lost, everybody else's failure may be its
-consequence: wait until that is known.
+network, in any order. What tells them apart is *how* they failed: a process that died of its own fault
+doesn't complain of a lost peer. So a failure that looks like a root is decided on at once, and one that looks
+like a consequence waits a moment for its root. If an agent itself may be lost, everybody else's failure may
+be its consequence: wait until that is known.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Evidence(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """The worker at the root, or None: then ask again at `wait_until`, or when something changes.
 
-    `wait_until` is in seconds of the master's clock; infinite when only new evidence or the end of a suspicion
-    can decide (a suspicion ends by itself: `liveness.Patience` bounds it).
+    `wait_until` is in seconds of the master's clock; infinite when only new evidence or the end of a
+    suspicion can decide (a suspicion ends by itself: `liveness.Patience` bounds it).
     """
 
     root: str | None

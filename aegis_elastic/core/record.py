@@ -1,0 +1,172 @@
+"""A status as it is stored: one small record under compare-and-swap, and slow-changing records beside it.
+
+The job record holds everything that a decision depends on: what is global, and those workers whose state is
+not what phase and recoverCount imply (the *exceptions*). Of all others only the place is kept; their identity
+stands in a record of their own, since 16,000 of them in one value would be megabytes. From 512 workers on the
+list of places is a record of its own too; the job record names it by its digest.
+
+Order of writing, so that a master can die anywhere:
+
+1. `seats`, if `seats_id` is new (its key contains the digest, so it is never overwritten);
+2. `job`, by compare-and-swap: from here on the transition has happened;
+3. `workers` (`split` gives those that have changed), before the next transition's job record.
+
+Between 2 and 3 the record of a worker may be old. That does no harm: whoever changes its identity is an
+exception in that transition (its `updated_timestamp` differs), and an exception's identity is in the job
+record. Only a store address that was offered a moment ago may be missing then; the heartbeat offers it again.
+Whoever adopts a job writes the workers' records first, because his predecessor may have died between 2 and 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aegis_elastic.core.model import Phase, PodInfo, Status
+
+INLINE_SEATS_MAX = 512
+
+_IDENTITY = ("name", "uid", "node_name", "pod_ip", "nproc", "ordinal")
+_DYNAMIC = tuple(name for name in PodInfo.__struct_fields__ if name not in _IDENTITY)
+_WIRE = dict(zip(PodInfo.__struct_fields__, PodInfo.__struct_encode_fields__, strict=True))
+
+
+class BadRecord(ValueError):
+    """Stored records that make no status; the text says which and why."""
+
+
+class Records(NamedTuple):
+    """What is to be stored. `seats` is b"" and `seats_id` "" when the job record has the list inside."""
+
+    job: bytes
+    workers: dict[str, bytes]
+    seats: bytes
+    seats_id: str
+
+
+class _JobRecord(msgspec.Struct, frozen=True, rename="camel"):
+    status: dict[str, Any]
+    typical_timestamp: float
+    exceptions: tuple[dict[str, Any], ...]
+    seats: tuple[str, ...] = ()
+    seats_id: str = ""
+
+
+class _WorkerRecord(msgspec.Struct, frozen=True, rename="camel"):
+    """`store` was offered in the phase that this worker entered `at`; in any other it is used up."""
+
+    identity: dict[str, Any]
+    store: str
+    at: float
+
+
+_encode = msgspec.json.Encoder().encode
+_job_decoder = msgspec.json.Decoder(_JobRecord)
+_worker_decoder = msgspec.json.Decoder(_WorkerRecord)
+_seats_decoder = msgspec.json.Decoder(tuple[str, ...])
+
+
+def split(status: Status, before: Status | None = None) -> Records:
+    """The records of this status; of the workers only what differs from `before`, if that is given."""
+    counted = Counter(pod.updated_timestamp for pod in status.pods)
+    timestamp = counted.most_common(1)[0][0] if counted else 0.0
+    typical = _typical(status.phase, status.recover_count, timestamp)
+    exceptions = []
+    for place, pod in enumerate(status.pods):
+        # The store of group rank 0 is what the next order hands out, so it is always in the job record.
+        if place == 0 or any(getattr(pod, field) != value for field, value in typical.items()):
+            exceptions.append(_exception(pod, typical))
+    names = tuple(pod.name for pod in status.pods)
+    apart = len(names) > INLINE_SEATS_MAX
+    seats = _encode(names) if apart else b""
+    record = _JobRecord(
+        status={
+            wire: getattr(status, field)
+            for field, wire in zip(Status.__struct_fields__, Status.__struct_encode_fields__, strict=True)
+            if field != "pods"
+        },
+        typical_timestamp=timestamp,
+        exceptions=tuple(exceptions),
+        seats=() if apart else names,
+        seats_id=hashlib.sha256(seats).hexdigest()[:16] if apart else "",
+    )
+    return Records(_encode(record), _workers(status, before), seats, record.seats_id)
+
+
+def seats_id(job: bytes) -> str:
+    """Which seats record belongs to this job record; "" if it has the list inside. Raises BadRecord."""
+    return _job(job).seats_id
+
+
+def join(job: bytes, workers: Mapping[str, bytes], seats: bytes = b"") -> Status:
+    """The status that these records hold. Raises BadRecord if one is missing or makes no sense."""
+    record = _job(job)
+    exceptions = {str(entry.get("name")): entry for entry in record.exceptions}
+    try:
+        names = _seats_decoder.decode(seats) if record.seats_id else record.seats
+        phase, count = Phase(record.status["phase"]), int(record.status["recoverCount"])
+        typical = {
+            _WIRE[field]: value for field, value in _typical(phase, count, record.typical_timestamp).items()
+        }
+        pods = []
+        for name in names:
+            if name in exceptions:
+                pods.append({**typical, **exceptions[name]})
+                continue
+            worker = _worker_decoder.decode(workers[name])
+            store = worker.store if worker.at == record.typical_timestamp else ""
+            pods.append({**typical, **worker.identity, "store": store})
+        return msgspec.convert({**record.status, "pods": pods}, Status)
+    except KeyError as error:
+        raise BadRecord(f"cannot put the status together: no record of {error}") from error
+    except ValueError as error:
+        raise BadRecord(f"cannot put the status together: {error}") from error
+
+
+def _job(job: bytes) -> _JobRecord:
+    try:
+        return _job_decoder.decode(job)
+    except ValueError as error:
+        raise BadRecord(f"cannot read the job record: {error}") from error
+
+
+def _typical(phase: Phase, recover_count: int, timestamp: float) -> dict[str, Any]:
+    """The state of a worker about which there is nothing to say; its store stands in its own record."""
+    return {
+        "inner_phase": phase,
+        "finished": phase is Phase.SUCCEED,
+        "retries": recover_count,
+        "last_failed_reason": "",
+        "updated_timestamp": timestamp,
+        "gone": False,
+        "restarted": False,
+        "failed": False,
+        "faulty": "",
+    }
+
+
+def _exception(pod: PodInfo, typical: dict[str, Any]) -> dict[str, Any]:
+    differing = [field for field in _DYNAMIC if field not in typical or getattr(pod, field) != typical[field]]
+    return {_WIRE[field]: getattr(pod, field) for field in (*_IDENTITY, *differing)}
+
+
+def _workers(status: Status, before: Status | None) -> dict[str, bytes]:
+    known = {pod.name: pod for pod in (*before.pods, *before.spares)} if before else {}
+    changed = {}
+    for pod in (*status.pods, *status.spares):
+        old = known.get(pod.name)
+        if old is pod:
+            continue
+        record = _worker(pod)
+        if old is None or record != _worker(old):
+            changed[pod.name] = _encode(record)
+    return changed
+
+
+def _worker(pod: PodInfo) -> _WorkerRecord:
+    identity = {_WIRE[field]: getattr(pod, field) for field in _IDENTITY}
+    return _WorkerRecord(identity, pod.store, pod.updated_timestamp if pod.store else 0.0)
