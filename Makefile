@@ -29,8 +29,8 @@ full: $(STAMP)
 	@echo "aegis: all tests, the long ones too; results in build/full-results.txt"
 	@{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; echo "seed $(SEED)"; \
 	   date -u +"started %Y-%m-%dT%H:%M:%SZ"; } > build/full-results.txt
-	@set -o pipefail; AEGIS_SEED=$(SEED) $(PY) -m pytest -q -m "full or not full" --durations=25 $(ARGS) \
-	  2>&1 | tee -a build/full-results.txt
+	@set -o pipefail; AEGIS_SEED=$(SEED) $(PY) -m pytest -q -m "full or not full" \
+	  --hypothesis-seed=$(SEED) --durations=25 $(ARGS) 2>&1 | tee -a build/full-results.txt
 
 lint: $(STAMP)
 	@echo "aegis: ruff and mypy --strict"

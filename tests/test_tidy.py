@@ -80,7 +80,7 @@ def package() -> list[Module]:
 
 @pytest.fixture(scope="module")
 def everything(package: list[Module]) -> list[Module]:
-    return [*package, *modules_under(*(ROOT / name for name in ("tests", "examples", "benchmarks")))]
+    return [*package, *modules_under(*(ROOT / name for name in ("tests", "examples", "benchmarks", "proof")))]
 
 
 def own_folder(imported: str) -> str | None:
