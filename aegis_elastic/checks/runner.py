@@ -64,7 +64,7 @@ def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:
         os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         # A refused connection is our finding; torch's C++ stack about it on the job's terminal helps nobody.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         from aegis_elastic.checks import allreduce, bootcheck
 
         checks: dict[str, Check] = {

@@ -6,6 +6,7 @@ apart.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -73,6 +74,9 @@ def _meet(world: World, kind: str, rank: int, size: int, timeout_s: float, note:
     where = f"{world.master_addr}:{world.master_port}"
     note(f"connecting to the store at {where}")
     try:
+        # torch's client retries a refused connection for up to twice its timeout, past the budget; but whoever
+        # names a store has it listening already, so one try tells.
+        socket.create_connection((world.master_addr, world.master_port), timeout_s).close()
         base = TCPStore(
             world.master_addr,
             world.master_port,
@@ -84,7 +88,7 @@ def _meet(world: World, kind: str, rank: int, size: int, timeout_s: float, note:
         store.set(f"here/{rank}", "1")
         if store.add("here", 1) == size:
             store.set("complete", "1")
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise WorldError("store", f"cannot reach the store at {where}: {_first_line(error)}") from error
     note(f"waiting for {size} peers")
     try:
