@@ -13,9 +13,9 @@ class World(msgspec.Struct, frozen=True, rename="camel"):
     """Who takes part in the collective checks, and where they meet.
 
     One node is `group_rank` of `group_world_size` and has ranks `rank_offset` to `rank_offset +
-    local_world_size` of `world_size`. The TCPStore at `master_addr`:`master_port` is hosted by an agent;
-    checks are its clients only. `tag` tells rounds apart that use the same store: old keys of another round
-    would be read as answers. `device` is "cpu" (gloo) or "cuda" (nccl).
+    local_world_size` of `world_size`. The TCPStore at `master_addr`:`master_port` is hosted by an agent and
+    listens already; checks are its clients only. `tag` tells rounds apart that use the same store: old keys
+    of another round would be read as answers. `device` is "cpu" (gloo) or "cuda" (nccl).
     """
 
     group_rank: int

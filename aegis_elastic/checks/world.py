@@ -74,8 +74,8 @@ def _meet(world: World, kind: str, rank: int, size: int, timeout_s: float, note:
     where = f"{world.master_addr}:{world.master_port}"
     note(f"connecting to the store at {where}")
     try:
-        # torch's client retries a refused connection for up to twice its timeout, past the budget; but whoever
-        # names a store has it listening already, so one try tells.
+        # torch's client retries a refused connection for up to twice its timeout, past the budget; but
+        # whoever names a store has it listening already, so one try tells.
         socket.create_connection((world.master_addr, world.master_port), timeout_s).close()
         base = TCPStore(
             world.master_addr,

@@ -35,9 +35,11 @@ def world(store: TCPStore, nodes: int, ranks_each: int, node: int, **more: Any) 
     }
 
 
-def ask_all(requests: list[dict[str, Any]]) -> list[dict[str, CheckResult]]:
+def ask_all(
+    requests: list[dict[str, Any]], env: dict[str, str] | None = None
+) -> list[dict[str, CheckResult]]:
     """One checks' process per node, all at once."""
-    processes = [start(request, ENV) for request in requests]
+    processes = [start(request, ENV | (env or {})) for request in requests]
     with ThreadPoolExecutor(len(processes)) as pool:
         answers = list(pool.map(lambda process: list(results(process)), processes))
     return [{result.check_type: result for result in found} for found in answers]
@@ -99,6 +101,14 @@ def test_a_store_that_is_not_there_is_the_network(store: TCPStore) -> None:
     (found,) = ask_all([{"checks": ["health"], "world": nowhere, "budgetsS": {"health": 4}}])
     assert (found["health"].finding, found["health"].scope) == ("health.store", "network")
     assert "cannot reach the store at 127.0.0.1:1" in found["health"].result
+
+
+def test_a_network_interface_that_is_not_there_breaks_the_group(store: TCPStore) -> None:
+    requests = [{"checks": ["allreduce_connection"], "world": world(store, 2, 1, node)} for node in range(2)]
+    for found in ask_all(requests, {"GLOO_SOCKET_IFNAME": "nosuch0"}):
+        result = found["allreduce_connection"]
+        assert (result.finding, result.scope) == ("allreduce_connection.failed", "network")
+        assert "nosuch0" in result.result
 
 
 def test_one_node_alone_has_no_network_to_try(store: TCPStore) -> None:
