@@ -158,7 +158,10 @@ def ranks_done(s: Status, pod: PodInfo) -> bool:
 
 
 def current_pod(s: Status, worker: str, uid: str, incarnation: int, seq_num: int) -> PodInfo | None:
-    """The worker whose message this is, if the message is of its present life, incarnation and order."""
+    """The worker whose message this is, if the message is of its present life, incarnation and order.
+
+    One who was declared lost and is heard of all the same has to join again before it counts.
+    """
     pod = s.pod(worker)
-    current = pod is not None and (pod.uid, s.incarnation, s.seq_num) == (uid, incarnation, seq_num)
+    current = pod is not None and not pod.gone and (pod.uid, s.incarnation, s.seq_num) == (uid, incarnation, seq_num)
     return pod if current else None

@@ -129,7 +129,9 @@ def decide_overdue(s: Status, now: float) -> Transition:
     if s.phase is Phase.RESTARTING:
         return fail(s, f"no healthy node left: {missing} did not come back and no spare was there", "overdue")
     reason = f"{len(present)} of {s.spec.min_worker_num} workers came in time: everybody runs independent"
-    return move(s, Phase.PENDING, reason, "independent", pods=present, mode=Mode.INDEPENDENT, deadline=0.0)
+    # What they finished was getting ready; from here on a Finish means that their ranks have ended.
+    pods = tuple(reset(pod, Phase.PENDING, now) for pod in present)
+    return move(s, Phase.PENDING, reason, "independent", pods=pods, mode=Mode.INDEPENDENT, deadline=0.0)
 
 
 def decide_boot_failed(s: Status, now: float) -> Transition:
