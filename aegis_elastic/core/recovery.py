@@ -12,7 +12,7 @@ from aegis_elastic.core.events import Finding
 
 CHEAP_CHECKS = ("io", "gpu", "runtime", "rdma", "hang")
 COLLECTIVE_CHECKS = ("allreduce_connection", "allreduce_performance")
-BOOT_CHECKS = {"off": (), "env": ("env",), "full": ("env", "health")}
+BOOT_CHECKS = {"off": (), "env": ("env", "gpu"), "full": ("env", "gpu", "health")}
 
 # Clues (found by the agent in exit codes, exceptions and log lines) that point at communication.
 COMMUNICATION_CLUES = frozenset({"collective_timeout", "network", "hang", "slow", "cause_unknown"})
@@ -32,12 +32,8 @@ PROCESS = Verdict("process", 1, "", "every check passed: the processes failed, n
 
 def judge(findings: tuple[Finding, ...]) -> Verdict:
     """The verdict over one worker's failed checks; the worst one decides."""
-    worst = PROCESS
-    for finding in findings:
-        verdict = _judge_one(finding)
-        if verdict.level > worst.level:
-            worst = verdict
-    return worst
+    # `max` keeps the first of equals; with no finding at all the processes failed, not the machine.
+    return max(map(_judge_one, findings), key=lambda verdict: verdict.level, default=PROCESS)
 
 
 def _judge_one(finding: Finding) -> Verdict:

@@ -7,9 +7,9 @@ from typing import Any
 from aegis_elastic.core import accounting, recovery
 from aegis_elastic.core.machine.change import (
     Transition,
+    amend,
     banish,
     edit,
-    edit_status,
     end,
     enter_restarting,
     enter_troubleshooting,
@@ -67,7 +67,7 @@ def decide_leave(s: Status, now: float) -> Transition:
     effects, nodes = banish(s, now)
     leaving = [pod for pod in s.pods if pod.faulty]
     names = names_of(leaving)
-    tainted = edit_status(s, error_nodes=nodes, reschedules=s.reschedules + len(leaving))
+    tainted = amend(s, error_nodes=nodes, reschedules=s.reschedules + len(leaving))
     if s.phase is Phase.BOOT_CHECKING:
         stay = tuple(edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods if not pod.faulty)
         moved = move(
@@ -87,7 +87,7 @@ def decide_exceeded(s: Status, now: float) -> Transition:
     effects, nodes = banish(s, now)
     worst = max(pod.retries for pod in s.pods)
     reason = f"retries used up: {worst} failures, at most {s.spec.max_retry} allowed"
-    failed = fail(edit_status(s, error_nodes=nodes), reason, "exceeded", recover_count=s.spec.max_retry + 1)
+    failed = fail(amend(s, error_nodes=nodes), reason, "exceeded", recover_count=s.spec.max_retry + 1)
     return failed._replace(effects=(*effects, *failed.effects))
 
 
@@ -125,6 +125,9 @@ def decide_overdue(s: Status, now: float) -> Transition:
         # Those who are here go on without the missing. Renumbering is unavoidable: the world is smaller.
         reason = f"went on with {len(present)} workers, without {missing or 'more'}"
         dropped = len(s.pods) - len(present)
+        # The account of one who is left behind stays with the job: losing workers must not buy retries.
+        worst = max(pod.retries for pod in s.pods)
+        present = (edit(present[0], retries=worst), *present[1:])
         return note(s, reason, "shrink", pods=present, deadline=0.0, reschedules=s.reschedules + dropped)
     if s.phase is Phase.RESTARTING:
         return fail(s, f"no healthy node left: {missing} did not come back and no spare was there", "overdue")
@@ -167,4 +170,6 @@ def decide_independent_end(s: Status, now: float) -> Transition:
         return fail(
             s, f"{failed.name} failed in independent mode: {failed.last_failed_reason}", "independent_end"
         )
+    if not any(pod.finished for pod in s.pods):
+        return fail(s, "every worker was lost in independent mode, none had finished", "independent_end")
     return end(s, Phase.SUCCEED, "every connected worker finished, in independent mode", "independent_end")

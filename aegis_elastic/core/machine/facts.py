@@ -24,15 +24,16 @@ from aegis_elastic.core.events import (
 )
 from aegis_elastic.core.machine.change import (
     Transition,
+    amend,
     current_pod,
     edit,
-    edit_status,
     fail,
     is_independent,
     move,
     note,
     nothing,
     ranks_done,
+    reset,
     with_pod,
 )
 from aegis_elastic.core.model import Phase, PodInfo, Status
@@ -130,26 +131,34 @@ def _error(s: Status, e: Error, now: float) -> Transition:
 
 def _merge(s: Status, e: Independent, now: float) -> Transition:
     pod = s.pod(e.worker)
-    if s.phase is not Phase.RUN_COMMAND or e.incarnation != s.incarnation or pod is None:
-        return nothing(
-            s, "not current: this independent restart is in the accounts already, or never was ours"
-        )
+    if e.incarnation != s.incarnation or pod is None or not _may_have_restarted(s):
+        return nothing(s, "not current: in the accounts already, or never ours")
     limit = s.spec.max_retry
-    charged = with_pod(
-        s.pods, edit(pod, retries=accounting.charge(pod.retries, limit), last_failed_reason=e.reason)
-    )
+    # If the master had heard of the failure before it was out of reach, it has charged it already.
+    counted = s.phase is Phase.TROUBLESHOOTING
+    retries = pod.retries if counted else accounting.charge(pod.retries, limit)
+    charged = with_pod(s.pods, edit(pod, retries=retries, last_failed_reason=e.reason))
     if e.ended or accounting.exceeded((p.retries for p in charged), limit):
         reason = f"{e.worker} failed while the plane was away ({e.reason}): retries used up"
-        return fail(edit_status(s, pods=charged), reason, "merged")
+        return fail(amend(s, pods=charged), reason, "merged")
     count = accounting.recover_count((p.retries for p in charged), limit)
     pods = tuple(
-        edit(p, retries=count, finished=False, failed=False, restarted=False, updated_timestamp=now)
+        # A loss that was noted meanwhile is a failure of its own: it must not vanish in this one.
+        reset(p, Phase.RUN_COMMAND, now, retries=count, store=p.store, restarted=p.restarted or p.gone)
         for p in charged
     )
-    reason = f"{e.worker} failed while the plane was away ({e.reason}): counted once, training runs on"
-    return move(
-        s, Phase.RUN_COMMAND, reason, "merged", pods=pods, recover_count=count, incarnation=s.incarnation + 1
-    )
+    said = "counted before" if counted else "counted once"
+    reason = f"{e.worker} failed while the plane was away ({e.reason}): {said}, training runs on"
+    fresh: dict[str, Any] = {"entries": 0, "deadline": 0.0, "checks": (), "clues": (), "root": ""}
+    changes = {**fresh, "pods": pods, "recover_count": count, "incarnation": s.incarnation + 1}
+    return move(s, Phase.RUN_COMMAND, reason, "merged", **changes)
+
+
+def _may_have_restarted(s: Status) -> bool:
+    """Whether this incarnation's agents can have restarted together: everyone's is still the same."""
+    if s.phase is Phase.TROUBLESHOOTING:
+        return s.entries == 0 and not any(pod.gone or pod.restarted for pod in s.pods)
+    return s.phase is Phase.RUN_COMMAND
 
 
 def _quit(s: Status, e: Quit, now: float) -> Transition:
