@@ -168,5 +168,6 @@ def current_pod(s: Status, worker: str, uid: str, incarnation: int, seq_num: int
     One who was declared lost and is heard of all the same has to join again before it counts.
     """
     pod = s.pod(worker)
-    current = pod is not None and not pod.gone and (pod.uid, s.incarnation, s.seq_num) == (uid, incarnation, seq_num)
+    ids = (uid, incarnation, seq_num)
+    current = pod is not None and not pod.gone and (pod.uid, s.incarnation, s.seq_num) == ids
     return pod if current else None
