@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 CONNECTS = "$SYS.ACCOUNT.*.CONNECT"
+_PEER_CLOSED = frozenset({"Client Closed", "Read Error"})
 DISCONNECTS = "$SYS.ACCOUNT.*.DISCONNECT"
 
 
@@ -25,16 +26,24 @@ class Connect:
 class Disconnect:
     """A client's connection is gone.
 
-    `reason` is the server's word: "Client Closed" when the peer's end was closed (by itself, or by the kernel
-    when its process died), "Stale Connection" when it stopped answering, "Authentication Expired",
-    "Credentials Revoked", "Server Shutdown" and so on. A client that reconnects has another `client_id`, so
-    an old connection's end does not speak of the new one.
+    `reason` is the server's word: "Client Closed" or "Read Error" when the peer's end was closed (by itself,
+    or by the kernel when its process died; the second if it left something unread), "Stale Connection" when
+    it stopped answering, "Authentication Expired", "Credentials Revoked", "Server Shutdown" and so on. A
+    client that reconnects or renews has another `client_id`, so an old connection's end does not speak of the
+    new one.
     """
 
     user_public_key: str
     name: str
     reason: str
     client_id: int
+
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the peer's end was closed, as it is when its process ends; silence and our own doing are
+        not.
+        """
+        return self.reason in _PEER_CLOSED
 
 
 class _Client(msgspec.Struct):

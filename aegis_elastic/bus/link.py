@@ -84,6 +84,8 @@ class Link:
             while not connecting.done():  # nats-py swallows a cancellation that reaches it while it flushes
                 connecting.cancel()
                 await asyncio.wait({connecting}, timeout=DISCARD_TIMEOUT_S)
+            if not connecting.cancelled():
+                connecting.exception()  # told already, by nats-py's callback
             await link.discard()
             raise
         return link
@@ -101,6 +103,7 @@ class Link:
             signature_cb=lambda nonce: base64.b64encode(credentials.key.sign(nonce.encode())),
             inbox_prefix=names.inbox(credentials.key.public),
             ping_interval=_NEVER_S,
+            flush_timeout=ANSWER_TIMEOUT_S,
             tls=context,
             tls_handshake_first=context is not None,
         )
@@ -111,10 +114,11 @@ class Link:
             self.lost.set_result(reason)
 
     async def ping(self) -> None:
-        """Return when the server has handled all that was sent; BusUnavailable (and lost) if it doesn't
-        answer.
-        """
+        """Return when the server has handled all that was sent; lost, and BusUnavailable, if it is silent."""
         try:
+            # nats-py writes its PING past what waits to be written: without this the answer would prove
+            # nothing.
+            await self.client._flush_pending(force_flush=True)
             await self.client.flush(timeout=ANSWER_TIMEOUT_S)  # type: ignore[arg-type]  # it takes fractions
         except nats.errors.FlushTimeoutError:
             self.lose(f"no answer in {ANSWER_TIMEOUT_S} s")
@@ -168,6 +172,8 @@ class Link:
         elif not self._established:
             if not self._trouble.done():
                 self._trouble.set_result(error)
+        elif isinstance(error, nats.errors.FlushTimeoutError):
+            self.lose(f"takes no data for {ANSWER_TIMEOUT_S} s")
         elif isinstance(error, (OSError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)):
             self.lose(text.removeprefix("nats: "))
         else:

@@ -61,10 +61,31 @@ def test_a_killed_agent_is_known_within_a_moment(with_plane: PlaneTest) -> None:
                 agent.kill()
             await agent.wait()
         assert time.monotonic() - start < 2
-        assert gone == Disconnect(who.key.public, "uid-7", "Client Closed", come_.client_id)
+        assert gone == Disconnect(who.key.public, "uid-7", gone.reason, come_.client_id)
+        assert gone.closed_by_peer, gone.reason
         assert goes.empty()
 
     with_plane(scenario)
+
+
+def test_a_silent_agent_and_a_revoked_one_are_not_dead(with_plane: PlaneTest) -> None:
+    async def scenario(plane: Plane) -> None:
+        system = await plane.connect(plane.system())
+        goes: asyncio.Queue[Disconnect] = asyncio.Queue()
+
+        def go(message: Message) -> None:
+            goes.put_nowait(parse_disconnect(message.data))
+
+        await system.subscribe(advisories.DISCONNECTS, go)
+        who = plane.worker("w")
+        await plane.connect(who)
+        await plane.server.revoke(who.key.public)
+        gone = await asyncio.wait_for(goes.get(), 5)
+        assert (gone.reason, gone.closed_by_peer) == ("Credentials Revoked", False)
+
+    with_plane(scenario)
+    stale = b'{"type":"io.nats.server.advisory.v1.client_disconnect","client":{},"reason":"Stale Connection"}'
+    assert not parse_disconnect(stale).closed_by_peer
 
 
 def test_a_worker_can_not_listen_in_on_who_comes_and_goes(with_plane: PlaneTest) -> None:
