@@ -36,8 +36,9 @@ from aegis_elastic.core.events import (
     Reconcile,
 )
 from aegis_elastic.core.machine import create, step
-from aegis_elastic.core.model import JobSpec, Phase, PodInfo, Status
+from aegis_elastic.core.model import JobSpec, Phase, PodInfo
 from aegis_elastic.core.orders import wanted
+from aegis_elastic.core.ranks import Seat
 
 TURNS_MAX = 20
 
@@ -142,7 +143,7 @@ class Player:
         yield self.tell(Offer(pod.name, options.get("uid", pod.uid), words[1]))
 
     def do_finish(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`finding=check:code:scope` is a check that did not pass; `store=` the address that it holds ready."""
+        """`finding=check:code:scope` is a check that did not pass; `store=` what it holds ready."""
         found = options.get("finding")
         findings = (Finding(*found.split(":")),) if found else ()
         for pod in self.pods(words):
@@ -174,6 +175,7 @@ class Player:
 
     def do_run(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         """Everybody does what is ordered, in silence, until training runs: `run w0 w1` joins them first."""
+        yield from ()
         list(self.do_join(words, {}))
         for _ in range(TURNS_MAX):
             list(self.do_reconcile([], {}))
@@ -181,17 +183,11 @@ class Player:
                 return
             list(self.do_finish(["all"], {}))
         raise AssertionError(f"training does not run after {TURNS_MAX} rounds: {self.summary()}")
-        yield
 
     def do_order(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         """The order that stands now."""
         order = wanted(self.status)
-        seats = ", ".join(
-            f"{seat.worker}: group {seat.group_rank} ranks {seat.rank_offset}-{
-                seat.rank_offset + seat.nproc - 1
-            }"
-            for seat in order.seats
-        )
+        seats = ", ".join(_seat(seat) for seat in order.seats)
         yield f"order {order.action.value} | {seats}"
         yield f"store {order.store or 'none'}, checks {' '.join(order.checks) or 'none'}"
         yield f"restart count {order.restart_count}"
@@ -210,6 +206,11 @@ def _worker(pod: PodInfo, phase: Phase) -> str:
     notes += [f"faulty {pod.faulty}"] if pod.faulty else []
     notes += [f"still {pod.inner_phase.value}"] if pod.inner_phase is not phase else []
     return f"{pod.name} {pod.retries}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _seat(seat: Seat) -> str:
+    last = seat.rank_offset + seat.nproc - 1
+    return f"{seat.worker}: group {seat.group_rank} ranks {seat.rank_offset}-{last}"
 
 
 def _effect(effect: Effect) -> str:
