@@ -1,0 +1,174 @@
+"""A store in this process's memory: for tests, simulations, and as the plainest statement of the contract."""
+
+import asyncio
+from collections.abc import Callable
+
+from aegis_elastic.store.leases import Lease
+from aegis_elastic.store.values import (
+    Entry,
+    KeyExists,
+    LeaseLost,
+    RevisionConflict,
+    StoreUnavailable,
+    below,
+    check_key,
+    check_prefix,
+    check_ttl,
+    check_value,
+)
+from aegis_elastic.store.watching import Feed, Watch
+
+WATCH_TIMEOUT_S = 5.0
+
+
+class MemoryBackend:
+    """The shared part: what several `MemoryStore`s see, as several clients see one server."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.revision = 0
+        self.feeds: dict[Feed, Callable[[str], bool]] = {}
+        self.expiries: dict[str, asyncio.TimerHandle] = {}
+
+    def put(self, key: str, value: bytes) -> int:
+        """Set the key; returns the new revision."""
+        self.revision += 1
+        entry = Entry(key, value, self.revision)
+        self.entries[key] = entry
+        for feed, wanted in self.feeds.items():
+            if wanted(key):
+                feed.changed(entry)
+        return self.revision
+
+    def remove(self, key: str) -> None:
+        """Delete the key if it is there."""
+        expiry = self.expiries.pop(key, None)
+        if expiry is not None:
+            expiry.cancel()
+        if self.entries.pop(key, None) is None:
+            return
+        self.revision += 1
+        for feed, wanted in self.feeds.items():
+            if wanted(key):
+                feed.deleted(key)
+
+    def below(self, prefix: str) -> tuple[Entry, ...]:
+        """All entries below the prefix, in order."""
+        wanted = below(prefix)
+        return tuple(entry for key, entry in sorted(self.entries.items()) if wanted(key))
+
+
+class MemoryStore:
+    """`Store` over a `MemoryBackend` (a private one unless given)."""
+
+    def __init__(self, backend: MemoryBackend | None = None) -> None:
+        self._backend = backend or MemoryBackend()
+        self._watches: set[Watch] = set()
+        self._leases: set[_MemoryLease] = set()
+        self._closed = False
+
+    async def get(self, key: str) -> Entry | None:
+        """See `Store.get`."""
+        self._check_open()
+        check_key(key)
+        return self._backend.entries.get(key)
+
+    async def create(self, key: str, value: bytes) -> int:
+        """See `Store.create`."""
+        self._check_open()
+        check_value(key, value)
+        if key in self._backend.entries:
+            raise KeyExists(f"cannot create {key}: it is there")
+        return self._backend.put(key, value)
+
+    async def update(self, key: str, value: bytes, revision: int) -> int:
+        """See `Store.update`."""
+        self._check_open()
+        check_value(key, value)
+        self._check_revision("update", key, revision)
+        return self._backend.put(key, value)
+
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """See `Store.delete`."""
+        self._check_open()
+        check_key(key)
+        if revision is not None:
+            if key not in self._backend.entries:
+                return
+            self._check_revision("delete", key, revision)
+        self._backend.remove(key)
+
+    async def list(self, prefix: str) -> tuple[Entry, ...]:
+        """See `Store.list`."""
+        self._check_open()
+        check_prefix(prefix)
+        return self._backend.below(prefix)
+
+    async def lease(self, key: str, value: bytes, ttl_s: float) -> Lease:
+        """See `Store.lease`."""
+        check_ttl(key, ttl_s)
+        taken_at_s = asyncio.get_running_loop().time()
+        token = await self.create(key, value)
+        lease = _MemoryLease(self._backend, key, token, ttl_s, taken_at_s)
+        self._leases.add(lease)
+        return lease
+
+    def watch(self, prefix: str) -> Watch:
+        """See `Store.watch`."""
+        self._check_open()
+        check_prefix(prefix)
+
+        async def feed(sink: Feed) -> None:
+            self._backend.feeds[sink] = below(prefix)
+            try:
+                sink.snapshot(self._backend.below(prefix))
+                await asyncio.Event().wait()
+            finally:
+                del self._backend.feeds[sink]
+
+        watch = Watch(feed, WATCH_TIMEOUT_S)
+        self._watches.add(watch)
+        return watch
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        self._closed = True
+        for lease in self._leases:
+            lease._end()
+        for watch in self._watches:
+            await watch.stop()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("cannot use the store: it is closed")
+
+    def _check_revision(self, what: str, key: str, revision: int) -> None:
+        entry = self._backend.entries.get(key)
+        found = entry.revision if entry is not None else None
+        if found != revision:
+            raise RevisionConflict(f"cannot {what} {key} at revision {revision}: it is at {found}")
+
+
+class _MemoryLease(Lease):
+    def __init__(self, backend: MemoryBackend, key: str, token: int, ttl_s: float, taken_at_s: float) -> None:
+        super().__init__(key, token, ttl_s, taken_at_s)
+        self._backend = backend
+        self._arm()
+
+    def _arm(self) -> None:
+        later = asyncio.get_running_loop().call_later(self.ttl_s, self._backend.remove, self.key)
+        self._backend.expiries[self.key] = later
+
+    async def _refresh(self) -> None:
+        if not self._ours():
+            raise LeaseLost(f"cannot refresh the lease on {self.key}: it is somebody else's or gone")
+        self._backend.expiries[self.key].cancel()
+        self._arm()
+
+    async def _release(self) -> None:
+        if self._ours():
+            self._backend.remove(self.key)
+
+    def _ours(self) -> bool:
+        entry = self._backend.entries.get(self.key)
+        return entry is not None and entry.revision == self.token
