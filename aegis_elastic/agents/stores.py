@@ -1,27 +1,33 @@
 """TCPStores: a fresh one for every start of training, made ahead; and what agents say to each other in it.
 
-torch doesn't prefix a store's keys by attempt any more, so a restart on the store of the last incarnation finds its
-stale keys and fails or hangs: every incarnation gets its own. Making one takes a millisecond or two, but now and
-then a reverse look-up stalls it for seconds; so a shelf always holds one ready, made beside the agent's loop.
+torch doesn't prefix a store's keys by attempt any more, so a restart on the store of the last incarnation
+finds its stale keys and fails or hangs: every incarnation gets its own. Making one takes a millisecond or
+two, but now and then a reverse look-up stalls it for seconds; so a shelf always holds one ready, made beside
+the agent's loop.
 
 In the store of a running incarnation the agents share three things, under keys of our own:
 
-* `end`: how this incarnation ended, written once by compare-and-set. Either the plane ended it, or a failure that the
-  plane could not be told of. Whoever comes second follows the first: no incarnation ends in two ways.
-* `next`: where the first agent holds the store of the following incarnation, when they go on without the plane.
+* `end`: how this incarnation ended, written once by compare-and-set. Either the plane ended it, or a failure
+  that the plane could not be told of. Whoever comes second follows the first: no incarnation ends in two
+  ways.
+* `next`: where the first agent holds the store of the following incarnation, when they go on without the
+  plane.
 * `alive/<group rank>`: counters by which agents are seen over the training network when the bus is silent.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import TCPStore
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -32,6 +38,7 @@ ALIVE_KEY = "aegis/alive/"
 ENDED_BY_PLANE = "plane"
 CALL_TIMEOUT_S = 3.0
 LOOK_S = 1.0
+NEXT_TIMEOUT_S = 60.0
 BACKLOG = 4096
 
 
@@ -40,7 +47,9 @@ class StoreGone(Exception):
 
 
 def serve(host: str, port: int, timeout_s: float = CALL_TIMEOUT_S) -> TCPStore:
-    """Host a store at that address only (torch's own choice would be every interface). Port 0 takes a free one."""
+    """Host a store at that address only (torch's own choice would be every interface). Port 0 takes a free
+    one.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     port = listener.getsockname()[1]
@@ -72,7 +81,9 @@ def split(address: str) -> tuple[str, int]:
 
 
 class Shelf:
-    """Keeps one store ready, and holds those in use. `on_ready(address)` is called from the shelf's own thread."""
+    """Keeps one store ready, and holds those in use. `on_ready(address)` is called from the shelf's own
+    thread.
+    """
 
     def __init__(self, host: str, on_ready: Callable[[], None]) -> None:
         self._host = host
@@ -112,7 +123,7 @@ class Shelf:
             self._used.clear()
 
     def _prepare(self) -> None:
-        self._pool.submit(self._make)
+        self._pool.submit(self._make).add_done_callback(_log_failure)
 
     def _make(self) -> None:
         store = serve(self._host, 0)
@@ -125,11 +136,19 @@ class Shelf:
 class Peers:
     """One incarnation's agents, seen through its store. Owns a thread and two client connections."""
 
-    def __init__(self, address: str, group_rank: int, workers: tuple[str, ...], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        group_rank: int,
+        workers: tuple[str, ...],
+        on_end: Callable[[Peers], None],
+        on_next: Callable[[Peers, str], None],
+    ) -> None:
+        """Connect; StoreGone if the store can't be reached. The callbacks come from the thread of our own."""
         self.address = address
         self._group_rank = group_rank
         self._workers = workers
-        self._on_end = on_end
+        self._on_end, self._on_next = on_end, on_next
         self._asking = connect(address)
         self._looking = connect(address)
         self._closed = threading.Event()
@@ -150,7 +169,9 @@ class Peers:
         return self._alive
 
     def claim(self, how: str) -> str:
-        """Say how this incarnation ends; returns how it does end (somebody may have been first). StoreGone."""
+        """Say how this incarnation ends; returns how it does end (somebody may have been first).
+        StoreGone.
+        """
         answer = self._ask(lambda store: store.compare_set(END_KEY, "", how))
         return bytes(answer).decode()
 
@@ -158,17 +179,10 @@ class Peers:
         """Tell the others where the next incarnation's store is. StoreGone."""
         self._ask(lambda store: store.set(NEXT_KEY, address))
 
-    def wait_next(self, timeout_s: float) -> str:
-        """Wait for the first agent to say where the next store is. StoreGone if it doesn't in time."""
-
-        def ask(store: TCPStore) -> bytes:
-            store.wait([NEXT_KEY], timedelta(seconds=timeout_s))
-            return bytes(store.get(NEXT_KEY))
-
-        return self._ask(ask).decode()
-
     def barrier(self, count: int, timeout_s: float) -> bool:
-        """Meet the others at the end, so that nobody takes the store away too early. False if some didn't come."""
+        """Meet the others at the end, so that nobody takes the store away too early. False if some didn't
+        come.
+        """
 
         def ask(store: TCPStore) -> bool:
             if store.add(DONE_KEY, 1) == count:
@@ -202,8 +216,20 @@ class Peers:
                 return  # The store is gone; whoever needs it finds out by `claim`.
             if not self._closed.is_set():
                 self._ended = bytes(self._looking.get(END_KEY)).decode()
-                self._on_end()
+                self._on_end(self)
+                if self._ended != ENDED_BY_PLANE:
+                    self._wait_next()
             return
+
+    def _wait_next(self) -> None:
+        """Wait for the first agent to say where the next store is; "" if it doesn't."""
+        try:
+            self._looking.wait([NEXT_KEY], timedelta(seconds=NEXT_TIMEOUT_S))
+            address = bytes(self._looking.get(NEXT_KEY)).decode()
+        except RuntimeError:
+            address = ""
+        if not self._closed.is_set():
+            self._on_next(self, address)
 
     def _show_and_count(self) -> None:
         self._looking.add(f"{ALIVE_KEY}{self._group_rank}", 1)
@@ -213,6 +239,11 @@ class Peers:
         moved = (now > before for now, before in zip(counts, self._counts, strict=True))
         self._alive = frozenset(worker for worker, here in zip(self._workers, moved, strict=True) if here)
         self._counts = counts
+
+
+def _log_failure(future: concurrent.futures.Future[None]) -> None:
+    if not future.cancelled() and future.exception() is not None:
+        logger.error("cannot make a store ready: %s", future.exception())
 
 
 def _first_line(error: Exception) -> str:

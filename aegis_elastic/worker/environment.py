@@ -11,6 +11,9 @@ SITE_DIR = str(Path(__file__).resolve().parent / "site")
 # the site folder's sitecustomize acts only if this is there, and removes it before the script's first line
 MARKER = "AEGIS_WORKER_SITE"
 SECRETS = ("AEGIS_JOIN_SECRET",)
+# set by the launcher when it silences torch's C++ warnings for itself: then the ranks get what they had
+# before
+OUR_LOG_LEVEL = "AEGIS_OUR_CPP_LOG_LEVEL"
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
@@ -26,6 +29,8 @@ def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
     secrets go.
     """
     prepared = without_secrets(env)
+    if prepared.pop(OUR_LOG_LEVEL, None):
+        prepared.pop("TORCH_CPP_LOG_LEVEL", None)
     if os.pathsep in SITE_DIR:
         return prepared
     original = prepared.get("PYTHONPATH")

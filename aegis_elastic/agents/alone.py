@@ -1,0 +1,69 @@
+"""Going on without the plane: what an incarnation's end means when no master can be told of it.
+
+The agents agree through one write-once key in the incarnation's store (`agents.stores.Peers.claim`): the
+first to claim writes there what ended it, and whether the retries are used up. Everybody then acts on that
+same text, so there is one world and one exit code. The master enters it into the accounts when it is back,
+exactly once.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from aegis_elastic.core.accounting import charge, exceeded
+from aegis_elastic.core.messages import IndependentEnd
+from aegis_elastic.core.model import Failure
+from aegis_elastic.core.orders import Order
+
+
+class Ledger:
+    """The ends that the plane doesn't know of yet, and the count that follows from them."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[IndependentEnd, ...] = ()
+
+    @property
+    def ends(self) -> tuple[IndependentEnd, ...]:
+        """What there is to report, oldest first."""
+        return self._ends
+
+    def propose(
+        self, order: Order, worker: str, reason: str, failures: tuple[Failure, ...]
+    ) -> IndependentEnd:
+        """How this incarnation ends by our failure, if nobody was first. The count is the job's, as last
+        known.
+        """
+        retries = order.recover_count + len(self._ends)
+        over = exceeded((charge(retries, order.max_retry),), order.max_retry)
+        return IndependentEnd(worker, order.incarnation, reason, failures, ended=over)
+
+    def add(self, end: IndependentEnd) -> bool:
+        """Note an end; False if it was known."""
+        if any(known.incarnation == end.incarnation for known in self._ends):
+            return False
+        self._ends = (*self._ends, end)
+        return True
+
+    def settle(self, incarnation: int) -> None:
+        """The plane is at this incarnation: what came before is in its accounts."""
+        self._ends = tuple(end for end in self._ends if end.incarnation >= incarnation)
+
+
+def encode(end: IndependentEnd) -> str:
+    """The text of the write-once key."""
+    return msgspec.json.encode(end).decode()
+
+
+def decode(text: str) -> IndependentEnd:
+    """What the first to claim wrote. ValueError if it makes no sense."""
+    try:
+        return msgspec.json.decode(text.encode(), type=IndependentEnd)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"cannot read how the incarnation ended: {error}") from error
+
+
+def next_order(order: Order, store: str) -> Order:
+    """The start that follows when the agents go on by themselves: same seats, next incarnation, new store."""
+    return msgspec.structs.replace(
+        order, incarnation=order.incarnation + 1, restart_count=order.restart_count + 1, store=store
+    )

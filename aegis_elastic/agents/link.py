@@ -1,0 +1,296 @@
+"""An agent's link to the control plane: first contact, the bus, and a report that is repeated until it is
+heard.
+
+The link lives in a thread of its own with an asyncio loop. What arrives goes into the agent's inbox as
+values; what the agent has to say is one newest report, sent at once and then with every heartbeat, because
+the bus may lose anything. The link never gives up trying to reach the plane: losing it doesn't touch the
+training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+from aegis_elastic.agents.inbox import Inbox
+from aegis_elastic.bus import contact, names
+from aegis_elastic.bus.connection import BusConnection
+from aegis_elastic.bus.contact import ContactError, Dismissed, Hello, Place, Welcome
+from aegis_elastic.bus.credentials import Credentials, NKey
+from aegis_elastic.bus.subscription import Message as BusMessage
+from aegis_elastic.core import messages, words
+from aegis_elastic.core.messages import BadMessage, Message, MessageType, ReportData, WirePhase
+from aegis_elastic.core.orders import Order
+from aegis_elastic.core.report import Report
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+CONTACT_TIMEOUT_S = 10.0
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 2.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this agent is. `worker` is kept over its lives, `uid` names this one."""
+
+    namespace: str
+    job: str
+    worker: str
+    uid: str
+    node_name: str
+    node_ip: str
+    nproc: int
+    ordinal: int = -1
+
+
+@dataclass(frozen=True)
+class Joined:
+    """First contact was made: the job has us. `proven`: a join secret vouched for both sides."""
+
+    welcome: Welcome
+    proven: bool
+
+
+@dataclass(frozen=True)
+class NotJoined:
+    """Nobody answered within the join timeout; the link goes on trying."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """We can't take part: wrong secret, another program's port, a tainted node. `usage`: the user's to
+    mend.
+    """
+
+    reason: str
+    usage: bool
+
+
+@dataclass(frozen=True)
+class BusChanged:
+    """The bus went away or came back."""
+
+    connected: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """The job's final report, as the master wrote it."""
+
+    report: Report
+
+
+class PlaneLink:
+    """Owns the thread and the connection. `start` it, give it reports, `close` it."""
+
+    def __init__(
+        self, identity: Identity, endpoint: tuple[str, int], secret: bytes | None, inbox: Inbox
+    ) -> None:
+        self._identity = identity
+        self._host, self._port = endpoint
+        self._secret = secret
+        self._inbox = inbox
+        self._key = NKey.generate()
+        self._bus: BusConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._report: bytes | None = None
+        self._wake: asyncio.Event | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aegis-link", daemon=True)
+        self._join_timeout_s = 0.0
+        self._started_s = 0.0
+
+    @property
+    def identity(self) -> Identity:
+        """Who we say that we are."""
+        return self._identity
+
+    @property
+    def connected(self) -> bool:
+        """Whether the bus is there at this moment, as far as we know."""
+        return self._bus is not None and self._bus.connected
+
+    def start(self, join_timeout_s: float) -> None:
+        """Begin to join; NotJoined is put into the inbox if that takes longer than `join_timeout_s`."""
+        self._join_timeout_s = join_timeout_s
+        self._started_s = time.monotonic()
+        self._thread.start()
+
+    def report(
+        self, kind: MessageType, phase: WirePhase, seq_num: int, incarnation: int, data: ReportData
+    ) -> None:
+        """Make this the newest report: sent at once and repeated until another takes its place."""
+        identity = self._identity
+        self._report = messages.encode(
+            Message(
+                aegis_name=identity.job,
+                aegis_namespace=identity.namespace,
+                pod_name=identity.worker,
+                type=kind,
+                phase=phase,
+                data=data,
+                time_stamp=time.time(),
+                seq_num=seq_num,
+                uid=identity.uid,
+                incarnation=incarnation,
+            )
+        )
+        self._poke()
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Send what is unsent, leave the bus, end the thread."""
+        self._closing.set()
+        self._poke()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _poke(self) -> None:
+        loop, wake = self._loop, self._wake
+        if loop is not None and wake is not None:
+            try:
+                loop.call_soon_threadsafe(wake.set)
+            except RuntimeError:
+                return  # The loop has ended with the link.
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except Exception as error:  # the thread's last resort: the agent must hear of it, and train on
+            logger.exception("the link to the control plane broke")
+            self._inbox.put(NotJoined(f"our link to the control plane broke: {error}"))
+
+    async def _live(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        place = await self._first_contact()
+        if place is None:
+            return
+        await self._join_bus(place)
+        self._inbox.put(Joined(place.welcome, place.proven))
+        try:
+            await self._heartbeats()
+        finally:
+            if self._bus is not None:
+                await self._bus.close()
+
+    async def _first_contact(self) -> Place | None:
+        """Knock until the door opens. None when there is no use in it, or when the agent ends."""
+        late, attempt = False, 0
+        while not self._closing.is_set():
+            hello = self._hello()
+            try:
+                return await asyncio.to_thread(
+                    contact.call, self._host, self._port, hello, self._secret, CONTACT_TIMEOUT_S
+                )
+            except ContactError as error:
+                if not error.retry:
+                    self._inbox.put(Refused(str(error), usage=not isinstance(error, Dismissed)))
+                    return None
+                if not late and time.monotonic() - self._started_s >= self._join_timeout_s:
+                    late = True
+                    self._inbox.put(NotJoined(str(error)))
+            attempt += 1
+            await self._pause(min(RETRY_S_MIN * 2**attempt, RETRY_S_MAX) * random.uniform(0.5, 1.0))
+        return None
+
+    def _hello(self) -> Hello:
+        me = self._identity
+        return Hello(
+            namespace=me.namespace,
+            job=me.job,
+            worker=me.worker,
+            uid=me.uid,
+            node_name=me.node_name,
+            node_ip=me.node_ip,
+            nproc=me.nproc,
+            ordinal=me.ordinal,
+            user_public_key=self._key.public,
+            nonce=contact.new_nonce(),
+        )
+
+    async def _join_bus(self, place: Place) -> None:
+        me = self._identity
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._bus = await BusConnection.connect(
+            [f"tls://{host}:{place.welcome.bus_port}"],
+            Credentials(self._key, place.welcome.jwt),
+            name=me.uid,
+            ca_pem=place.certificate_pem,
+            on_disconnect=lambda reason: self._inbox.put(BusChanged(False, reason)),
+            on_reconnect=lambda: self._inbox.put(BusChanged(True)),
+            on_violation=lambda text: logger.error("the bus refused us something: %s", text),
+            on_refused=lambda text: self._again(f"the bus refuses our credentials: {text}"),
+            timeout_s=CONTACT_TIMEOUT_S,
+        )
+        await self._bus.subscribe(names.order_all(me.namespace, me.job), self._take_order)
+        await self._bus.subscribe(names.order(me.namespace, me.job, me.worker), self._take_word)
+
+    async def _heartbeats(self) -> None:
+        assert self._wake is not None and self._bus is not None
+        subject = names.report(self._identity.namespace, self._identity.job, self._identity.worker)
+        while True:
+            if self._report is not None:
+                await self._bus.publish(subject, self._report)
+            if self._closing.is_set():
+                return
+            await self._pause(HEARTBEAT_S)
+
+    async def _pause(self, seconds: float) -> None:
+        assert self._wake is not None
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds)
+        except asyncio.TimeoutError:
+            return
+        self._wake.clear()
+
+    async def _take_order(self, arrived: BusMessage) -> None:
+        try:
+            data = messages.decode(arrived.data).data
+        except BadMessage as error:
+            logger.warning("ignored a malformed order: %s", error)
+            return
+        if isinstance(data, Order):
+            self._inbox.put(data)
+
+    async def _take_word(self, arrived: BusMessage) -> None:
+        try:
+            word = words.decode(arrived.data)
+        except BadMessage as error:
+            logger.warning("ignored a malformed word of the master: %s", error)
+            return
+        if word.uid != self._identity.uid:
+            return
+        if isinstance(word, words.Renewal):
+            assert self._bus is not None
+            await self._bus.renew(word.jwt)
+        elif isinstance(word, words.Dismissal):
+            self._inbox.put(Refused(word.reason, usage=False))
+        elif isinstance(word, words.Recall):
+            self._again(word.reason)
+        else:
+            self._inbox.put(Farewell(word.report))
+
+    def _again(self, reason: str) -> None:
+        """Introduce ourselves anew: the plane doesn't know us any more, or our JWT has run out."""
+        logger.info("first contact again: %s", reason)
+        assert self._loop is not None
+        task = self._loop.create_task(self._renew(), name="aegis first contact again")
+        task.add_done_callback(_log_failure)
+
+    async def _renew(self) -> None:
+        place = await self._first_contact()
+        if place is not None and self._bus is not None:
+            await self._bus.renew(place.welcome.jwt)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("first contact again failed: %s", task.exception())

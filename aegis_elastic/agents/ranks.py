@@ -1,0 +1,135 @@
+"""This node's training processes of one incarnation: started, watched, stopped, and asked why they ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from aegis_elastic.agents.guard_client import Exited, GuardClient, Stopped
+from aegis_elastic.agents.stores import split
+from aegis_elastic.agents.torch_seam import GuardedContext, SeamAgent, failure_of
+from aegis_elastic.core.model import Failure
+from aegis_elastic.core.orders import Order
+from aegis_elastic.core.ranks import Seat
+
+LAST_LINES = 20
+TAIL_BYTES = 16384
+
+
+class RankGroup:
+    """The ranks of one incarnation on this node. Made by `start`; events of the guard go to `on_event`."""
+
+    def __init__(self, context: GuardedContext, seat: Seat, incarnation: int, generation: int) -> None:
+        self.seat = seat
+        self.incarnation = incarnation
+        self.generation = generation
+        self.started_s = time.monotonic()
+        self._context = context
+        self._running = set(context.pids())
+        self._exits: dict[int, Exited] = {}
+        self.stopping = False
+        self.stopped = False
+        self.unkillable: tuple[int, ...] = ()
+
+    @classmethod
+    def start(
+        cls, agent: SeamAgent, guard: GuardClient, order: Order, seat: Seat, generation: int
+    ) -> RankGroup:
+        """Start the ranks that this order seats here. SpawnError, GuardError as the seam says."""
+        host, port = split(order.store)
+        world_size = sum(other.nproc for other in order.seats)
+        context = agent.start_ranks(
+            group_rank=seat.group_rank,
+            group_world_size=len(order.seats),
+            rank_offset=seat.rank_offset,
+            world_size=world_size,
+            role_rank_offset=seat.rank_offset,
+            role_world_size=world_size,
+            master_addr=host,
+            master_port=port,
+            restart_count=order.restart_count,
+            guard=guard,
+            generation=generation,
+        )
+        return cls(context, seat, order.incarnation, generation)
+
+    @property
+    def running(self) -> bool:
+        """Whether some rank lives."""
+        return bool(self._running)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Global rank -> pid of the ranks that live."""
+        pids = self._context.pids()
+        return {self.seat.rank_offset + local: pids[local] for local in sorted(self._running)}
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank ended badly, by itself."""
+        return any(_is_failure(exited) for exited in self._exits.values())
+
+    @property
+    def first_failure_s(self) -> float:
+        """When the first bad end was, on the monotonic clock; now if there was none."""
+        times = [exited.monotonic_s for exited in self._exits.values() if _is_failure(exited)]
+        return min(times, default=time.monotonic())
+
+    def on_event(self, event: Exited | Stopped) -> None:
+        """Note what the guard reports of this generation."""
+        if event.generation != self.generation:
+            return
+        if isinstance(event, Exited):
+            self._exits[event.local_rank] = event
+            self._running.discard(event.local_rank)
+        else:
+            self.stopped = True
+            self.unkillable = event.unkillable
+            self._running.clear()
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Every bad end so far, in the order of time: what died after our stop order is marked so."""
+        bad = [exited for exited in self._exits.values() if _is_failure(exited)]
+        bad.sort(key=lambda exited: (not exited.first, exited.monotonic_s))
+        return tuple(self._failure(exited) for exited in bad)
+
+    def _failure(self, exited: Exited) -> Failure:
+        found = failure_of(exited, self._context.error_files.get(exited.local_rank, ""))
+        return Failure(
+            rank=self.seat.rank_offset + exited.local_rank,
+            local_rank=exited.local_rank,
+            time=exited.wall_s,
+            exit_code=exited.exit_code,
+            signal=_signal_name(exited.signal),
+            exception=found.exception or None,
+            last_lines=_last_lines(self._context.stderrs, exited.local_rank, found.traceback),
+            after_stop=self.stopping and not exited.first,
+        )
+
+
+def _is_failure(exited: Exited) -> bool:
+    return exited.exit_code != 0
+
+
+def _signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_lines(stderrs: Mapping[int, str], local_rank: int, traceback: str) -> tuple[str, ...]:
+    """The end of the rank's log if it has one, else of the traceback that it recorded."""
+    path = stderrs.get(local_rank, "")
+    text = traceback
+    if path and Path(path).is_file():
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - TAIL_BYTES, 0))
+            text = file.read().decode(errors="replace") or traceback
+    return tuple(deque((line for line in text.splitlines() if line.strip()), LAST_LINES))

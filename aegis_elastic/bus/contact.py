@@ -1,0 +1,171 @@
+"""First contact: a worker that knows no more than `host:port` comes to a place on the bus. Once, by gRPC.
+
+The plane's certificate is self-signed, and no one hands it out beforehand. The worker takes the certificate
+that it is shown, and both sides prove knowledge of the join secret *over that certificate*: a middleman, who
+has to show another one, can produce neither proof. Without a secret the first certificate is trusted (trust
+on first use), which the caller says out loud.
+
+The worker's NKey is made by the worker; only its public half is in `Hello`, so the key can't be stolen on the
+way. gRPC is used without protobuf: the messages are msgspec structs in JSON, so that nothing here can clash
+with the protobuf of a training image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import ssl
+
+import grpc
+import msgspec
+
+from aegis_elastic.bus import tls
+
+METHOD = "/aegis.FirstContact/Hello"
+SERVER_NAME = "aegis"
+SCHEMA = 1
+NONCE_BYTES = 16
+
+
+class ContactError(Exception):
+    """No place on the bus. `retry`: it may work later (nobody answers); otherwise asking again is no use."""
+
+    def __init__(self, message: str, *, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+class Dismissed(ContactError):
+    """The job doesn't want this worker: its node is tainted, or the job has ended."""
+
+
+class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=False):
+    """A worker introduces itself. `uid` names this life of the agent; `node_ip` is numeric."""
+
+    namespace: str
+    job: str
+    worker: str
+    uid: str
+    node_name: str
+    node_ip: str
+    nproc: int
+    ordinal: int
+    user_public_key: str
+    nonce: str
+    proof: str = ""
+    schema: int = SCHEMA
+
+
+class Welcome(msgspec.Struct, frozen=True, rename="camel"):
+    """The worker's place: its JWT for the bus at `bus_port` of the same host, and what the job is."""
+
+    jwt: str
+    bus_port: int
+    seq_num: int
+    incarnation: int
+    generation: int
+    max_retry: int
+    recover_count: int
+    proof: str = ""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What first contact came to: the welcome, the plane's certificate, and whether a secret proved it."""
+
+    welcome: Welcome
+    certificate_pem: str
+    proven: bool
+
+
+def new_nonce() -> str:
+    """A fresh random nonce, hex."""
+    return os.urandom(NONCE_BYTES).hex()
+
+
+def hello_proof(secret: bytes, fingerprint: str, hello: Hello) -> str:
+    """What only a worker that knows the secret, and was shown this certificate, can say with this Hello."""
+    unproven = msgspec.structs.replace(hello, proof="")
+    return _mac(secret, "hello", fingerprint, msgspec.json.encode(unproven))
+
+
+def welcome_proof(secret: bytes, fingerprint: str, hello: Hello, welcome: Welcome) -> str:
+    """What only a plane that knows the secret, and owns this certificate, can answer to this Hello."""
+    unproven = msgspec.structs.replace(welcome, proof="")
+    return _mac(secret, "welcome", fingerprint, hello.nonce.encode() + msgspec.json.encode(unproven))
+
+
+def _mac(secret: bytes, label: str, fingerprint: str, content: bytes) -> str:
+    message = b"\0".join([b"aegis", label.encode(), fingerprint.encode(), content])
+    return hmac.new(secret, message, hashlib.sha256).hexdigest()
+
+
+def proofs_equal(left: str, right: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(left.encode(), right.encode())
+
+
+def call(host: str, port: int, hello: Hello, secret: bytes | None, timeout_s: float) -> Place:
+    """Make first contact. Blocking; raises ContactError (with `retry` when nobody answered) or Dismissed."""
+    pem = _shown_certificate(host, port, timeout_s)
+    fingerprint = tls.fingerprint(pem)
+    if secret is not None:
+        hello = msgspec.structs.replace(hello, proof=hello_proof(secret, fingerprint, hello))
+    credentials = grpc.ssl_channel_credentials(root_certificates=pem.encode())
+    options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_http_proxy", 0)]
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    with grpc.secure_channel(target, credentials, options) as channel:
+        rpc = channel.unary_unary(METHOD)
+        try:
+            answer: bytes = rpc(msgspec.json.encode(hello), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _explained(error, f"{host}:{port}", hello, secret) from None
+    welcome = msgspec.json.decode(answer, type=Welcome)
+    if secret is not None:
+        expected = welcome_proof(secret, fingerprint, hello, welcome)
+        if not proofs_equal(welcome.proof, expected):
+            raise ContactError(
+                f"cannot join job {hello.job!r}: the control plane at {host}:{port} could not prove that it "
+                "knows the join secret; give every node the same secret, or none"
+            )
+    return Place(welcome, pem, proven=secret is not None)
+
+
+def _shown_certificate(host: str, port: int, timeout_s: float) -> str:
+    where = f"{host}:{port}"
+    try:
+        return ssl.get_server_certificate((host, port), timeout=timeout_s)
+    except ssl.SSLError as error:
+        why = f"another program answers there ({error.reason or error})"
+        raise ContactError(f"cannot reach the control plane at {where}: {why}") from None
+    except ConnectionResetError:
+        raise ContactError(
+            f"cannot reach the control plane at {where}: the connection is reset", retry=True
+        ) from None
+    except socket.gaierror as error:
+        raise ContactError(
+            f"cannot reach the control plane at {where}: {error.strerror}", retry=True
+        ) from None
+    except OSError as error:
+        why = error.strerror or str(error) or "no answer"
+        raise ContactError(f"cannot reach the control plane at {where}: {why}", retry=True) from None
+
+
+_DEAF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def _explained(error: grpc.RpcError, where: str, hello: Hello, secret: bytes | None) -> ContactError:
+    code, details = error.code(), error.details() or ""
+    if code in _DEAF:
+        return ContactError(f"cannot reach the control plane at {where}: {details}", retry=True)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        ours = "ours is another one" if secret is not None else "we have none"
+        return ContactError(
+            f"cannot join job {hello.job!r} at {where}: it asks for a join secret, and {ours}"
+        )
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return Dismissed(f"cannot join job {hello.job!r} at {where}: {details}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ContactError(f"cannot reach the control plane at {where}: another program answers there")
+    return ContactError(f"cannot join job {hello.job!r} at {where}: {details or code.name}")

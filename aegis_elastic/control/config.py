@@ -1,0 +1,68 @@
+"""What the launcher tells a control plane that it starts: one 0600 JSON file, so that no secret is in an
+argv.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from aegis_elastic.core.model import JobSpec
+
+CONFIG_FILE = "plane.json"
+SOCKET_FILE = "plane.sock"
+ADMIN_FILE = "admin.json"
+
+
+class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """One embedded plane. `directory` (0700) holds keys, certificate, store and sockets over its lives.
+
+    `host`, `port`: where first contact listens (port 0: any). `job_dir`: where the job's generations keep
+    their run directories; `run_dir` overrides that. `resume`: whether a record that hasn't ended is continued
+    (a requeue) or archived (an anonymous job's name means nothing to a later start).
+    """
+
+    directory: str
+    host: str
+    port: int
+    spec: JobSpec
+    job_dir: str
+    run_dir: str = ""
+    secret: str = ""
+    resume: bool = True
+    linger_s: float = 60.0
+    restarts_max: int = 5
+    jwt_life_s: float = 86400.0
+    silent_s: float = 30.0
+    attribution_s: float = 1.0
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The plane's directory."""
+        return Path(self.directory)
+
+
+def save(config: PlaneConfig) -> Path:
+    """Write the configuration where `load` finds it; returns the file. OSError as the file system says."""
+    config.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(config.path, 0o700)
+    target = config.path / CONFIG_FILE
+    write_private(target, msgspec.json.encode(config))
+    return target
+
+
+def load(path: Path) -> PlaneConfig:
+    """Read a configuration that `save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=PlaneConfig)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only we can read, all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(temporary, path)

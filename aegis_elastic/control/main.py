@@ -1,0 +1,153 @@
+"""The master's process: `python -m aegis_elastic.control.main PLANE_DIR NATS_PORT`, a child of the plane's
+supervisor.
+
+Says on its standard output, a JSON object a line, how it is: {"ready": {...}} with the port, {"failed": why},
+and after every decision how many agents there are and whether the job has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis_elastic.bus import advisories, credentials, names, tls
+from aegis_elastic.bus.connection import BusConnection
+from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
+from aegis_elastic.bus.errors import BusError
+from aegis_elastic.control import config as plane_config
+from aegis_elastic.control.config import ADMIN_FILE, PlaneConfig, write_private
+from aegis_elastic.control.doors import AddressTaken, Doors
+from aegis_elastic.control.keeper import Fenced, Keeper
+from aegis_elastic.control.master import Master
+from aegis_elastic.control.performer import Journal, Performer
+from aegis_elastic.core.liveness import Patience
+from aegis_elastic.store.contract import StoreUnavailable
+from aegis_elastic.store.jetstream import JetStreamStore, bucket_name
+
+logger = logging.getLogger(__name__)
+
+# Exit codes that the supervisor reads: no use in starting again.
+EXIT_FENCED = 3
+EXIT_ADDRESS = 4
+# Our own credentials outlive any job; they never leave this process.
+OWN_JWT_LIFE_S = 10 * 365 * 86400.0
+
+
+def tell(fact: dict[str, Any]) -> None:
+    """Say something to the supervisor."""
+    sys.stdout.write(json.dumps(fact) + "\n")
+    sys.stdout.flush()
+
+
+async def _lead(config: PlaneConfig, nats_port: int) -> None:
+    keys = PlaneKeys.load(config.path / "keys.json")
+    certificate = tls.load_certificate(config.path)
+    urls = [f"tls://127.0.0.1:{nats_port}"]
+    master_key, system_key = NKey.generate(), NKey.generate()
+    master_jwt = credentials.master_jwt(keys, master_key.public, expires_s=OWN_JWT_LIFE_S)
+    system_jwt = credentials.system_jwt(keys, system_key.public, expires_s=OWN_JWT_LIFE_S)
+    bus, system = await asyncio.gather(
+        BusConnection.connect(
+            urls, Credentials(master_key, master_jwt), name="master", ca_pem=certificate.pem
+        ),
+        BusConnection.connect(
+            urls, Credentials(system_key, system_jwt), name="master", ca_pem=certificate.pem
+        ),
+    )
+    doors: Doors | None = None
+    try:
+        spec = config.spec
+        store = await JetStreamStore.open(bus, bucket_name("aegis", spec.namespace, spec.job_name))
+        keeper = Keeper(store)
+        begun = await keeper.open(spec, time.time(), resume=config.resume)
+        spec = begun.status.spec
+        run_dir = Path(config.run_dir) if config.run_dir else Path(config.job_dir) / str(spec.generation)
+
+        def make_jwt(worker: str, public_key: str) -> tuple[str, float]:
+            jwt = credentials.worker_jwt(
+                keys,
+                public_key,
+                ns=spec.namespace,
+                job=spec.job_name,
+                worker=worker,
+                expires_s=config.jwt_life_s,
+            )
+            return jwt, time.time() + config.jwt_life_s
+
+        master = Master(
+            keeper,
+            Performer(bus, spec.namespace, spec.job_name),
+            Journal(run_dir),
+            begun,
+            run_dir=run_dir,
+            make_jwt=make_jwt,
+            bus_port=nats_port,
+            jwt_life_s=config.jwt_life_s,
+            patience=Patience(silent_s=config.silent_s),
+            attribution_s=config.attribution_s,
+            plane={"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)},
+            tell=tell,
+        )
+
+        def on_disconnect(arrived: Any) -> None:
+            gone = advisories.parse_disconnect(arrived.data)
+            master.on_closed(gone.name, gone.reason)
+
+        await system.subscribe(advisories.DISCONNECTS, on_disconnect)
+        await bus.subscribe(names.report_wildcard(spec.namespace, spec.job_name), master.on_report)
+        token = secrets.token_hex(16)
+        secret = config.secret.encode() or None
+        doors = Doors(certificate, secret, token, master.greet, master.admin)
+        port = doors.open(config.host, config.port)
+        where = f"{config.host}:{port}"
+        admin = {"endpoint": where, "certPem": certificate.pem, "token": token}
+        write_private(run_dir / ADMIN_FILE, msgspec.json.encode(admin))
+        tell(
+            {
+                "ready": {
+                    "port": port,
+                    "runDir": str(run_dir),
+                    "generation": spec.generation,
+                    "resumed": begun.name == "adopt",
+                }
+            }
+        )
+        await master.run()
+    finally:
+        if doors is not None:
+            doors.close()
+        await asyncio.gather(bus.close(), system.close())
+
+
+def main(argv: list[str]) -> int:
+    """Run until ended by the supervisor; returns the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s master %(levelname)s %(message)s", stream=sys.stderr
+    )
+    config = plane_config.load(Path(argv[0]) / plane_config.CONFIG_FILE)
+    try:
+        asyncio.run(_lead(config, int(argv[1])))
+    except Fenced as error:
+        tell({"failed": str(error), "final": True})
+        return EXIT_FENCED
+    except AddressTaken as error:
+        tell({"failed": str(error), "final": True})
+        return EXIT_ADDRESS
+    except (BusError, StoreUnavailable, OSError) as error:
+        logger.error("the master ends: %s", error)
+        tell({"failed": str(error), "final": False})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

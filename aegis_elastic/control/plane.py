@@ -1,0 +1,282 @@
+"""The embedded control plane: `python -m aegis_elastic.control.plane PLANE_DIR [FD]`, in a session of its
+own.
+
+A supervisor with two children, nats-server and the master. It starts a child again when it dies, a limited
+number of times a minute. Launchers on its host hold it by a connection to its socket; when the last holder is
+gone while agents are still connected it lingers for a while, so that a relaunch on this host can take it up
+again, and then ends. It is never an orphan for longer, and its children die with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aegis_elastic.bus.credentials import PlaneKeys
+from aegis_elastic.bus.errors import BusError
+from aegis_elastic.bus.server import NatsServer
+from aegis_elastic.bus.tls import load_certificate, make_certificate
+from aegis_elastic.control import config as plane_config
+from aegis_elastic.control.config import SOCKET_FILE, PlaneConfig
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+RESTART_WINDOW_S = 60.0
+# After the job has ended, agents that are slow to go are given this long.
+FAREWELL_S = 5.0
+MASTER_STOP_S = 3.0
+
+
+class GivenUp(Exception):
+    """A child died too often, or can't be started at all."""
+
+
+class Plane:
+    """The supervisor. `run` it in one event loop; it returns when the plane is to end."""
+
+    def __init__(self, config: PlaneConfig, first_holder: socket.socket | None = None) -> None:
+        """`first_holder`: our end of the connection by which the launcher that starts us holds us."""
+        self._config = config
+        self._first_holder = first_holder
+        self._holders: set[asyncio.StreamWriter] = set()
+        self._ready: dict[str, Any] | None = None
+        self._facts: dict[str, Any] = {"agents": 0, "ended": False}
+        self._changed = asyncio.Event()
+        self._deaths: collections.deque[float] = collections.deque()
+        self._nats: NatsServer | None = None
+        self._master: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Serve until the job has ended and everybody is gone, or nobody holds us any more. GivenUp on
+        trouble.
+        """
+        path = self._config.path
+        socket_path = path / SOCKET_FILE
+        socket_path.unlink(missing_ok=True)
+        umask = os.umask(0o077)
+        try:
+            directory = os.open(path, os.O_PATH)
+            # Through the descriptor: a socket's path has at most 107 bytes, state directories may be deeper.
+            server = await asyncio.start_unix_server(self._hold, f"/proc/self/fd/{directory}/{SOCKET_FILE}")
+            os.close(directory)
+        finally:
+            os.umask(umask)
+        if self._first_holder is not None:
+            first = await asyncio.open_connection(sock=self._first_holder)
+            self._holders.add(first[1])
+            self._first = asyncio.create_task(self._hold(*first), name="plane first holder")
+        children = asyncio.create_task(self._supervise(), name="plane children")
+        linger = asyncio.create_task(self._linger(), name="plane linger")
+        try:
+            done, _ = await asyncio.wait({children, linger}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                try:
+                    task.result()
+                except GivenUp as error:
+                    for holder in self._holders:
+                        self._tell(holder, {"failed": str(error)})
+                    raise
+        finally:
+            server.close()
+            socket_path.unlink(missing_ok=True)
+            for task in (children, linger):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, GivenUp):
+                    await task
+            await self._stop_children()
+
+    # ------------------------------------------------------------ children
+
+    async def _supervise(self) -> None:
+        path = self._config.path
+        keys = PlaneKeys.load_or_generate(path / "keys.json")
+        hosts = ["aegis", "localhost", "127.0.0.1", *self._config.hosts]
+        certificate = (
+            load_certificate(path) if (path / "plane.crt").exists() else make_certificate(path, hosts)
+        )
+        port_file = path / "nats.port"
+        port = int(port_file.read_text()) if port_file.exists() else 0
+        self._nats = NatsServer(
+            path / "nats", keys, host=self._config.host, port=port, certificate=certificate
+        )
+        nats = asyncio.create_task(self._keep_nats(port_file), name="plane nats")
+        try:
+            await self._keep_master(nats)
+        finally:
+            nats.cancel()
+            with contextlib.suppress(asyncio.CancelledError, GivenUp):
+                await nats
+
+    async def _keep_nats(self, port_file: Path) -> None:
+        assert self._nats is not None
+        while True:
+            try:
+                await self._nats.start()
+            except BusError as error:
+                raise GivenUp(str(error)) from error
+            port_file.write_text(str(self._nats.port))
+            self._changed.set()
+            code = await self._nats.wait()
+            logger.warning("nats-server ended (%s): starting it again", code)
+            self._count_death("nats-server")
+
+    async def _keep_master(self, nats: asyncio.Task[None]) -> None:
+        assert self._nats is not None
+        port = self._config.port
+        while True:
+            while not self._nats.running:
+                if nats.done():
+                    nats.result()
+                await self._wait_change()
+            argv = [
+                sys.executable,
+                "-m",
+                "aegis_elastic.control.main",
+                str(self._config.path),
+                str(self._nats.port),
+            ]
+            self._master = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                preexec_fn=_die_with_parent,
+            )
+            failed = await self._listen(self._master)
+            code = await self._master.wait()
+            if failed.get("final"):
+                raise GivenUp(str(failed["failed"]))
+            logger.warning("the master ended (%s): starting it again", code)
+            self._count_death("the master")
+            if self._ready is not None and not port:
+                # The same port as before: agents and `aegisctl` know no other.
+                self._config = _with_port(self._config, int(self._ready["port"]))
+                plane_config.save(self._config)
+                port = self._config.port
+
+    async def _listen(self, master: asyncio.subprocess.Process) -> dict[str, Any]:
+        """Hear the master until it ends; returns its last words if they were of failure."""
+        assert master.stdout is not None
+        failed: dict[str, Any] = {}
+        async for raw in master.stdout:
+            fact = json.loads(raw)
+            if "ready" in fact:
+                self._ready = fact["ready"]
+                for holder in self._holders:
+                    self._tell(holder, fact)
+            elif "failed" in fact:
+                failed = fact
+            else:
+                self._facts = fact
+            self._changed.set()
+        return failed
+
+    def _count_death(self, who: str) -> None:
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths and now - self._deaths[0] > RESTART_WINDOW_S:
+            self._deaths.popleft()
+        if len(self._deaths) > self._config.restarts_max:
+            raise GivenUp(f"{who} died {len(self._deaths)} times in {RESTART_WINDOW_S:.0f} s")
+
+    async def _stop_children(self) -> None:
+        if self._master is not None and self._master.returncode is None:
+            self._master.terminate()
+            try:
+                await asyncio.wait_for(self._master.wait(), MASTER_STOP_S)
+            except asyncio.TimeoutError:
+                self._master.kill()
+                await self._master.wait()
+        if self._nats is not None and self._nats.running:
+            await self._nats.stop()
+
+    # ------------------------------------------------------------ holders
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._holders.add(writer)
+        if self._ready is not None:
+            self._tell(writer, {"ready": self._ready})
+        self._changed.set()
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(4096):
+                pass  # Holders say nothing; that they are there is what counts.
+        self._holders.discard(writer)
+        writer.close()
+        self._changed.set()
+
+    def _tell(self, holder: asyncio.StreamWriter, fact: dict[str, Any]) -> None:
+        holder.write(json.dumps(fact).encode() + b"\n")
+
+    async def _linger(self) -> None:
+        """Return when the plane is to end."""
+        while True:
+            while self._holders:
+                await self._wait_change()
+            # Nobody of this host holds us any more.
+            patience_s = FAREWELL_S if self._facts["ended"] else self._config.linger_s
+            until = time.monotonic() + patience_s
+            while not self._holders and self._facts["agents"] > 0:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                await self._wait_change(left)
+            if not self._holders:
+                return
+
+    async def _wait_change(self, timeout_s: float | None = None) -> None:
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return
+        self._changed.clear()
+
+
+def _with_port(config: PlaneConfig, port: int) -> PlaneConfig:
+    import msgspec
+
+    return msgspec.structs.replace(config, port=port)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(argv: list[str]) -> int:
+    """Run a plane; its first line on standard output tells the launcher if it can't."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s plane %(levelname)s %(message)s", stream=sys.stderr
+    )
+    config = plane_config.load(Path(argv[0]) / plane_config.CONFIG_FILE)
+    # Signals for the launcher's group are not for us; SIGTERM is how we are asked to end.
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+
+    async def serve() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            first = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else None
+            await Plane(config, first).run()
+
+    try:
+        asyncio.run(serve())
+    except GivenUp as error:
+        logger.error("the control plane gives up: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

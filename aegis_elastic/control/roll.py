@@ -1,0 +1,81 @@
+"""The master's roll: what it knows of each agent's life, and which Errors wait to be attributed.
+
+Memory only. All of it is learned again from heartbeats when a master comes back; nothing here may be needed
+to decide what has been decided already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aegis_elastic.core.attribution import Evidence
+from aegis_elastic.core.events import Error
+from aegis_elastic.core.liveness import Contact, Judgement, Patience, judge
+from aegis_elastic.core.model import Status
+
+
+class Roll:
+    """Agents by uid: when they were heard, whether their connection was closed, what they acknowledged."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._contacts: dict[str, Contact] = {}
+        self._acknowledged: dict[str, int] = {}
+        self._jwt_until: dict[str, float] = {}
+        self._keys: dict[str, str] = {}
+        self.evidence: dict[str, tuple[Evidence, Error]] = {}
+        self.unreachable: frozenset[str] = frozenset()
+
+    def follow(self, status: Status, now_s: float) -> None:
+        """Know exactly the agents of this status; newcomers begin as heard now."""
+        current = {pod.uid: pod.name for pod in (*status.pods, *status.spares) if not pod.gone}
+        for uid in self._contacts.keys() - current.keys():
+            del self._contacts[uid]
+            self._acknowledged.pop(uid, None)
+        for uid, worker in current.items():
+            self._contacts.setdefault(uid, Contact(worker, uid, now_s))
+
+    def knows(self, uid: str) -> bool:
+        """Whether this life of an agent is part of the job."""
+        return uid in self._contacts
+
+    def heard(self, uid: str, seq_num: int, now_s: float) -> None:
+        """A report came over the bus."""
+        contact = self._contacts.get(uid)
+        if contact is not None:
+            self._contacts[uid] = contact._replace(heard_s=now_s, closed_s=None)
+            self._acknowledged[uid] = seq_num
+
+    def seen(self, workers: Iterable[str], now_s: float) -> None:
+        """Peers saw these workers over the training network."""
+        names = frozenset(workers)
+        for uid, contact in self._contacts.items():
+            if contact.worker in names:
+                self._contacts[uid] = contact._replace(peers_saw_s=now_s)
+
+    def closed(self, uid: str, why: str, now_s: float) -> None:
+        """The bus says that this agent's connection was closed."""
+        contact = self._contacts.get(uid)
+        if contact is not None:
+            self._contacts[uid] = contact._replace(closed_s=now_s, closed_why=why)
+
+    def judge(self, now_s: float) -> Judgement:
+        """Who is lost, suspected, unreachable now."""
+        return judge(self._contacts.values(), now_s, self._patience)
+
+    def all_acknowledged(self, seq_num: int) -> bool:
+        """Whether every known agent has answered this order."""
+        return all(self._acknowledged.get(uid, -1) >= seq_num for uid in self._contacts)
+
+    def note_jwt(self, uid: str, public_key: str, until_s: float) -> None:
+        """Remember until when (wall seconds) an agent's JWT is good, and for which key it was made."""
+        self._jwt_until[uid] = until_s
+        self._keys[uid] = public_key
+
+    def due_for_renewal(self, before_s: float) -> list[tuple[str, str, str]]:
+        """(worker, uid, public key) of agents whose JWT runs out before that wall time."""
+        return [
+            (contact.worker, uid, self._keys[uid])
+            for uid, contact in self._contacts.items()
+            if uid in self._keys and self._jwt_until[uid] < before_s
+        ]

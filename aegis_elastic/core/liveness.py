@@ -1,0 +1,101 @@
+"""Which agents are lost, which are merely unreachable, and which are suspected for the moment.
+
+Two independent ways tell of an agent: the bus (its connection and its reports) and the training network (its
+peers see it at the incarnation's TCPStore). An agent is *lost* when its process is known to have ended, which
+its closed connection shows if it doesn't come back at once, or when both ways have been silent for the
+timeout. Silent on the bus but seen by its peers, it is *unreachable*: a broken management network must not
+stop a healthy training. And when most agents fall silent together, it is the plane that is in trouble, not
+they.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+CLEAN_CLOSE = "Client Closed"
+# After its own restart a master doesn't know who has gone in the meantime: it asks everybody to show up
+# again.
+AWAY = "not back after the master's restart"
+
+
+class Contact(NamedTuple):
+    """What the master knows of one agent's life. Times on the master's monotonic clock, in seconds.
+
+    `closed_s`: when its bus connection was closed, None while it is open or unknown; `closed_why` is the
+    server's word for it. `peers_saw_s`: when it was last seen over the training network.
+    """
+
+    worker: str
+    uid: str
+    heard_s: float
+    closed_s: float | None = None
+    closed_why: str = ""
+    peers_saw_s: float = float("-inf")
+
+
+class Patience(NamedTuple):
+    """How long to wait, in seconds: for a closed connection to come back, and for a silent agent."""
+
+    clean_close_s: float = 1.0
+    broken_close_s: float = 3.0
+    away_s: float = 10.0
+    silent_s: float = 30.0
+
+
+class Judgement(NamedTuple):
+    """`lost`: (worker, uid, reason); `suspects`: closed, not yet confirmed; `next_s`: when to look again."""
+
+    lost: tuple[tuple[str, str, str], ...]
+    suspects: frozenset[str]
+    unreachable: frozenset[str]
+    next_s: float
+
+
+def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judgement:
+    """Judge every agent by what is known of it now."""
+    known = tuple(contacts)
+    lost: list[tuple[str, str, str]] = []
+    suspects: set[str] = set()
+    silent: list[Contact] = []
+    next_s = float("inf")
+    # If nobody at all has come back, it is the plane that can't be reached: no reason to miss anyone.
+    somebody = any(contact.closed_s is None for contact in known)
+    for contact in known:
+        if contact.closed_s is not None and contact.heard_s <= contact.closed_s:
+            confirm_s = contact.closed_s + _confirm_s(contact, patience)
+            seen_since = contact.peers_saw_s > contact.closed_s
+            if contact.closed_why == AWAY and not somebody:
+                continue
+            if contact.closed_why == CLEAN_CLOSE or not seen_since:
+                if now_s >= confirm_s:
+                    reason = f"its connection is gone: {contact.closed_why}"
+                    lost.append((contact.worker, contact.uid, reason))
+                else:
+                    suspects.add(contact.worker)
+                    next_s = min(next_s, confirm_s)
+                continue
+        if now_s - contact.heard_s >= patience.silent_s:
+            silent.append(contact)
+        else:
+            next_s = min(next_s, contact.heard_s + patience.silent_s)
+    unreachable = {contact.worker for contact in silent}
+    if not _plane_in_trouble(len(silent), len(known)):
+        for contact in silent:
+            if now_s - contact.peers_saw_s >= patience.silent_s:
+                quiet_s = now_s - contact.heard_s
+                lost.append((contact.worker, contact.uid, f"silent for {quiet_s:.0f} s on every way"))
+                unreachable.discard(contact.worker)
+            else:
+                next_s = min(next_s, contact.peers_saw_s + patience.silent_s)
+    return Judgement(tuple(lost), frozenset(suspects), frozenset(unreachable), next_s)
+
+
+def _confirm_s(contact: Contact, patience: Patience) -> float:
+    waits = {CLEAN_CLOSE: patience.clean_close_s, AWAY: patience.away_s}
+    return waits.get(contact.closed_why, patience.broken_close_s)
+
+
+def _plane_in_trouble(silent: int, known: int) -> bool:
+    # The only agent of a job counts as a majority: whoever can't hear it can't tell which side is cut off.
+    return silent * 2 > known

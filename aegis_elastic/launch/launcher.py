@@ -1,0 +1,276 @@
+"""From options to a running job and back: the plane if it is ours to host, the agent, the report, the exit
+code.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+from aegis_elastic.agents.agent import AegisElasticAgent
+from aegis_elastic.agents.body import Outcome, Settings
+from aegis_elastic.agents.fallback import Meeting
+from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
+from aegis_elastic.agents.link import Identity, PlaneLink
+from aegis_elastic.agents.torch_seam import JobIdentity, command_of
+from aegis_elastic.bus.secret import SecretError, find_secret
+from aegis_elastic.control.config import PlaneConfig
+from aegis_elastic.core.model import JobSpec
+from aegis_elastic.launch import hosts, places, screen
+from aegis_elastic.launch.errors import UsageError
+from aegis_elastic.launch.options import Options
+from aegis_elastic.launch.plane_host import PlaneFailed, PlaneHost, PortTaken
+
+logger = logging.getLogger(__name__)
+
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+EXIT_JOB_FAILED = 1
+
+
+def narrate(text: str) -> None:
+    """Say one line about our own work on standard error."""
+    sys.stderr.write(f"[aegis] {text}\n")
+    sys.stderr.flush()
+
+
+class Launcher:
+    """One launch on one node. `run` returns the exit code."""
+
+    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
+        self._options = options
+        self._environment = environment
+        self._address = hosts.resolve(options.endpoint.host)
+        self._ours = hosts.is_ours(self._address)
+        self._node_ip = options.config.local_addr or (
+            self._address if self._ours else hosts.address_towards(self._address)
+        )
+        self._secret = self._find_secret()
+        self._host: PlaneHost | None = None
+
+    def run(self) -> int:
+        """Start what is to be started here, take part, report. UsageError, PortTaken: nothing was started."""
+        options = self._options
+        inbox = Inbox()
+        signals = {getattr(signal, name.strip()) for name in options.config.signals_to_handle.split(",")}
+        with SignalsToInbox(inbox, signals | set(PASSED_ON)):
+            port, failed = self._open_plane()
+            link = PlaneLink(self._identity(), (self._address, port), self._secret, inbox)
+            agent = self._agent(link, inbox, frozenset(int(number) for number in signals), port)
+            if failed:
+                # Our own plane is broken and nobody else will serve one: don't make training wait for it.
+                from aegis_elastic.agents.link import NotJoined
+
+                inbox.put(NotJoined(failed))
+            else:
+                link.start(options.join_timeout_s)
+            try:
+                outcome = agent.supervise()
+            finally:
+                link.close()
+                if self._host is not None:
+                    self._host.close()
+        inbox.close()
+        return self._end(outcome)
+
+    # ------------------------------------------------------------ beginnings
+
+    def _find_secret(self) -> bytes | None:
+        aegis = self._options.aegis
+        try:
+            secret, source = find_secret(aegis.join_secret_file, self._environment, aegis.state_dir)
+        except SecretError as error:
+            raise UsageError(str(error)) from None
+        if secret is None and aegis.require_secret:
+            raise UsageError(
+                "cannot start: --aegis-require-secret was given, but there is no join secret; name one with "
+                "--aegis-join-secret-file or AEGIS_JOIN_SECRET"
+            )
+        several = self._options.config.max_nodes > 1
+        if secret is None and several:
+            narrate(
+                "NO JOIN SECRET: whoever reaches the endpoint first is trusted. Give every node the same "
+                "AEGIS_JOIN_SECRET or --aegis-join-secret-file"
+            )
+        elif secret is not None:
+            logger.info("join secret from %s", source)
+        return secret
+
+    def _open_plane(self) -> tuple[int, str]:
+        """The port of the plane, and why it isn't there if it should be ours and can't be started."""
+        endpoint = self._options.endpoint
+        if not self._ours:
+            return endpoint.port, ""
+        self._host = PlaneHost(self._plane_config(), self._options.aegis.plane_restarts, narrate)
+        try:
+            self._host.open()
+        except PortTaken:
+            raise
+        except PlaneFailed as error:
+            logger.error("%s", error)
+            self._host = None
+            return endpoint.port, str(error)
+        options = self._options
+        try:
+            places.register(options.namespace, options.job_name, self._host.generation, self._host.run_dir)
+        except UsageError as error:
+            logger.warning("aegisctl won't find this job by its name: %s", error)
+        again = ", continued" if self._host.resumed else ""
+        bound = "" if self._address.startswith("127.") else f"; the control plane listens on {self._address}"
+        narrate(
+            f"job {options.job_name} (generation {self._host.generation}{again}): at most {options.max_restarts} "
+            f"restarts; run directory {self._host.run_dir}{bound}"
+        )
+        return self._host.port, ""
+
+    def _plane_config(self) -> PlaneConfig:
+        options, aegis = self._options, self._options.aegis
+        job_dir = places.job_dir(options.namespace, options.job_name)
+        spec = JobSpec(
+            job_name=options.job_name,
+            namespace=options.namespace,
+            worker_num=options.config.max_nodes,
+            min_worker_num=options.config.min_nodes,
+            max_retry=options.max_restarts,
+            recovery_budget=aegis.recovery_budget,
+            bootcheck=aegis.bootcheck,
+            troubleshoot=aegis.troubleshoot,
+            join_timeout_s=options.join_timeout_s,
+            last_call_s=options.last_call_s,
+            rejoin_timeout_s=aegis.rejoin_timeout_s,
+        )
+        return PlaneConfig(
+            directory=str(job_dir / "plane"),
+            host=self._address,
+            port=options.endpoint.port,
+            spec=spec,
+            job_dir=str(job_dir),
+            run_dir=str(aegis.run_dir or ""),
+            secret=(self._secret or b"").decode(),
+            resume=not options.anonymous,
+            linger_s=aegis.plane_linger_s,
+            silent_s=aegis.lost_timeout_s,
+            hosts=(self._address, socket.gethostname()),
+        )
+
+    def _identity(self) -> Identity:
+        options = self._options
+        return Identity(
+            namespace=options.namespace,
+            job=options.job_name,
+            worker=options.aegis.worker_name,
+            uid=uuid.uuid4().hex,
+            node_name=socket.gethostname(),
+            node_ip=self._node_ip,
+            nproc=options.config.nproc_per_node,
+            ordinal=-1 if options.node_rank is None else options.node_rank,
+        )
+
+    def _agent(self, link: PlaneLink, inbox: Inbox, signals: frozenset[int], port: int) -> AegisElasticAgent:
+        options, config = self._options, self._options.config
+        entrypoint, arguments = command_of(options.cmd, options.cmd_args)
+        spec = WorkerSpec(
+            role=config.role,
+            local_world_size=config.nproc_per_node,
+            entrypoint=entrypoint,
+            args=arguments,
+            rdzv_handler=JobIdentity(config.run_id),  # type: ignore[arg-type]  # all that the seam reads of it
+            max_restarts=options.max_restarts,
+            monitor_interval=config.monitor_interval,
+            local_addr=config.local_addr,
+            **_newer(config),
+        )
+        meeting = Meeting(
+            host=self._address,
+            port=options.aegis.fallback_port or port + 1,
+            hosting=self._ours,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            max_restarts=options.max_restarts,
+            wait_s=options.join_timeout_s,
+            last_call_s=options.last_call_s,
+        )
+        settings = Settings(
+            meeting=meeting,
+            fault_grace_s=options.aegis.fault_grace_s,
+            shutdown_timeout_s=float(getattr(config, "shutdown_timeout", None) or 30),
+            signals=signals,
+            check_paths={kind: str(path) for kind, path in options.aegis.check_paths.items()},
+        )
+        assert config.logs_specs is not None
+        return AegisElasticAgent(
+            spec,
+            config.logs_specs,
+            log_line_prefix_template=config.log_line_prefix_template,
+            identity=link.identity,
+            link=link,
+            inbox=inbox,
+            settings=settings,
+            narrate=narrate,
+        )
+
+    # ------------------------------------------------------------ the end
+
+    def _end(self, outcome: Outcome) -> int:
+        options = self._options
+        if outcome.report is not None:
+            if self._ours:
+                screen.show(outcome.report, options.job_name, file=sys.stderr)
+            else:
+                narrate(f"{outcome.report.outcome}: {outcome.report.summary}")
+        elif outcome.reason:
+            narrate(outcome.reason)
+        if options.aegis.report is not None:
+            self._write_report(options.aegis.report, outcome)
+        if outcome.code == EXIT_JOB_FAILED and options.aegis.propagate_exit_code:
+            return _root_code(outcome)
+        return outcome.code
+
+    def _write_report(self, path: Path, outcome: Outcome) -> None:
+        if outcome.report is None:
+            narrate(f"no report in {path}: the control plane was not there at the end")
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(outcome.report), indent=2))
+        temporary.replace(path)
+
+
+def _newer(config: object) -> dict[str, Any]:
+    """Fields that this torch's WorkerSpec has and older ones lack."""
+    names = (
+        "event_log_handler",
+        "numa_options",
+        "duplicate_stdout_filters",
+        "duplicate_stderr_filters",
+        "virtual_local_rank",
+    )
+    fields = WorkerSpec.__dataclass_fields__
+    return {name: getattr(config, name) for name in names if name in fields and hasattr(config, name)}
+
+
+def _root_code(outcome: Outcome) -> int:
+    """The exit code of the process that failed first, as a shell would say it."""
+    if outcome.report is not None:
+        roots = [
+            entry for entry in outcome.report.failures if entry.role == "root" and entry.rank is not None
+        ]
+        if roots:
+            return _shell_code(roots[-1].exit_code, roots[-1].signal)
+    if outcome.failures:
+        return _shell_code(outcome.failures[0].exit_code, outcome.failures[0].signal)
+    return EXIT_JOB_FAILED
+
+
+def _shell_code(exit_code: int | None, name: str | None) -> int:
+    if name is not None and name in signal.Signals.__members__:
+        return 128 + int(signal.Signals[name])
+    return exit_code or EXIT_JOB_FAILED

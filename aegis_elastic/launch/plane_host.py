@@ -1,0 +1,189 @@
+"""The launcher's hold on the control plane of its host: start it or take it up again, keep it alive, let
+it go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aegis_elastic.control import config as plane_config
+from aegis_elastic.control.config import SOCKET_FILE, PlaneConfig
+from aegis_elastic.launch.errors import LaunchError
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 30.0
+LEAVE_TIMEOUT_S = 8.0
+LOCK_FILE = "plane.lock"
+LOG_FILE = "plane.log"
+
+
+class PlaneFailed(LaunchError):
+    """The control plane can't be started: training goes on without it, if it can."""
+
+
+class PortTaken(PlaneFailed):
+    """Another program has the endpoint's port: the user's to mend."""
+
+    exit_code = 2
+
+
+class PlaneHost:
+    """Holds one plane: `open` it, then `close` it. Starts it again when it dies, a limited number of
+    times.
+    """
+
+    def __init__(self, config: PlaneConfig, restarts_max: int, narrate: Callable[[str], None]) -> None:
+        self._config = config
+        self._restarts_left = restarts_max
+        self._narrate = narrate
+        self._holder: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.port = 0
+        self.run_dir = Path()
+        self.generation = 0
+        self.resumed = False
+
+    def open(self) -> None:
+        """Start the plane, or take up the one that is there. PortTaken, PlaneFailed."""
+        with _locked(self._config.path.parent):
+            adopted = self._adopt()
+            if not adopted:
+                self._start()
+        self._thread = threading.Thread(target=self._watch, name="aegis-plane-host", daemon=True)
+        self._thread.start()
+
+    def close(self, wait: bool = True) -> None:
+        """Let the plane go; it ends when nobody needs it. `wait` for that, if it is our child."""
+        self._closing.set()
+        holder, process = self._holder, self._process
+        if holder is not None:
+            with contextlib.suppress(OSError):
+                holder.shutdown(socket.SHUT_RDWR)
+            holder.close()
+        if self._thread is not None:
+            self._thread.join(LEAVE_TIMEOUT_S)
+        if process is not None and wait:
+            try:
+                process.wait(LEAVE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                logger.info("the control plane stays for the nodes that are still connected")
+
+    def _adopt(self) -> bool:
+        """Whether a living plane of this job was found here; then it is ours to hold."""
+        directory = os.open(self._config.path, os.O_PATH) if self._config.path.is_dir() else -1
+        if directory < 0:
+            return False
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Through the descriptor: a socket's path has at most 107 bytes, state directories may be deeper.
+            holder.connect(f"/proc/self/fd/{directory}/{SOCKET_FILE}")
+        except OSError:
+            holder.close()
+            return False
+        finally:
+            os.close(directory)
+        self._await_ready(holder)
+        self._narrate("took up the control plane that was running here")
+        return True
+
+    def _start(self) -> None:
+        plane_config.save(self._config)
+        ours, theirs = socket.socketpair()
+        with open(self._config.path / LOG_FILE, "ab", opener=_private) as log, theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "aegis_elastic.control.plane",
+                    str(self._config.path),
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        self._await_ready(ours)
+
+    def _await_ready(self, holder: socket.socket) -> None:
+        holder.settimeout(READY_TIMEOUT_S)
+        fact = _first_fact(holder)
+        if "ready" not in fact:
+            holder.close()
+            why = str(fact.get("failed", f"it did not answer; see {self._config.path / LOG_FILE}"))
+            kind = PortTaken if "cannot listen on" in why else PlaneFailed
+            raise kind(f"cannot start the control plane: {why}")
+        holder.settimeout(None)
+        ready = fact["ready"]
+        self._holder = holder
+        self.port, self.run_dir = int(ready["port"]), Path(ready["runDir"])
+        self.generation, self.resumed = int(ready["generation"]), bool(ready["resumed"])
+
+    def _watch(self) -> None:
+        """Notice the plane's end, and start it again while we are here."""
+        while not self._closing.is_set():
+            assert self._holder is not None
+            with contextlib.suppress(OSError):
+                while self._holder.recv(4096):
+                    pass  # Facts of a restarted master: nothing that we don't know.
+            if self._closing.is_set():
+                return
+            if self._process is not None:
+                self._process.wait()
+            if self._restarts_left <= 0:
+                self._narrate("the control plane has ended and is not started again; training is not touched")
+                return
+            self._restarts_left -= 1
+            self._narrate("the control plane has ended: starting it again; training is not touched")
+            self._config = msgspec.structs.replace(self._config, port=self.port, resume=True)
+            try:
+                self._start()
+            except PlaneFailed as error:
+                self._narrate(str(error))
+                self._closing.wait(1.0)
+
+
+def _first_fact(holder: socket.socket) -> dict[str, Any]:
+    buffer, until = b"", time.monotonic() + READY_TIMEOUT_S
+    while b"\n" not in buffer and time.monotonic() < until:
+        try:
+            data = holder.recv(4096)
+        except OSError:
+            return {}
+        if not data:
+            return {}
+        buffer += data
+    fact: dict[str, Any] = json.loads(buffer.split(b"\n")[0])
+    return fact
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One launcher of a host at a time looks for, or starts, this job's plane."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(directory / LOCK_FILE, "ab", opener=_private) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

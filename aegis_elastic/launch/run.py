@@ -1,0 +1,37 @@
+"""`aegis-run`: torchrun's place in a launch script."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from aegis_elastic.worker.environment import OUR_LOG_LEVEL
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a job as the command line says; returns the exit code (see the table in docs/exit-codes.md)."""
+    # torch's C++ warns about every store that waits in vain, which is how we wait. Ours alone: not the
+    # ranks'.
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        os.environ[OUR_LOG_LEVEL] = "1"
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from aegis_elastic.launch import options
+    from aegis_elastic.launch.errors import LaunchError
+
+    try:
+        parsed = options.parse(sys.argv[1:] if argv is None else argv)
+        import logging
+
+        from aegis_elastic.launch.launcher import Launcher
+
+        level = parsed.aegis.log_level.upper()
+        logging.basicConfig(level=level, format="[aegis] %(levelname)s %(message)s", stream=sys.stderr)
+        return Launcher(parsed, dict(os.environ)).run()
+    except LaunchError as error:
+        sys.stderr.write(f"aegis-run: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
