@@ -12,6 +12,7 @@ import importlib.util
 import math
 import os
 import shutil
+import signal
 import stat
 import sys
 from importlib.machinery import PathFinder
@@ -91,6 +92,18 @@ def local_ranks(text: str) -> None:
     """What --local-ranks-filter takes."""
     if text and not all(part.strip().isdecimal() for part in text.split(",")):
         raise UsageError(f"cannot use --local-ranks-filter {text!r}: want local ranks such as 0,1,2")
+
+
+def signal_names(text: str) -> None:
+    """What --signals-to-handle takes."""
+    for name in (part.strip() for part in text.split(",")):
+        if name not in signal.Signals.__members__:
+            raise UsageError(
+                f"cannot use --signals-to-handle {text!r}: no signal is called {name!r}; want such as "
+                "SIGTERM,SIGINT,SIGUSR1"
+            )
+        if name in ("SIGKILL", "SIGSTOP"):
+            raise UsageError(f"cannot use --signals-to-handle {text!r}: no process can handle {name}")
 
 
 def program(args: argparse.Namespace) -> None:

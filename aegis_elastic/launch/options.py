@@ -149,6 +149,7 @@ def _look_at(args: argparse.Namespace) -> None:
     inputs.std_streams("--tee", args.tee)
     inputs.std_streams("--redirects", args.redirects)
     inputs.local_ranks(args.local_ranks_filter)
+    inputs.signal_names(getattr(args, "signals_to_handle", "SIGTERM"))  # torch 2.6 hasn't this flag
     inputs.program(args)
     if args.log_dir and args.log_dir != os.devnull:  # which torch takes as "keep no logs"
         inputs.output_directory("--log-dir", Path(args.log_dir).absolute())

@@ -290,6 +290,8 @@ def test_a_bad_variable_of_torch_is_named(
         (["--tee", "9"], "--tee '9': want 0 (nothing)"),
         (["--redirects", "0:x"], "--redirects '0:x'"),
         (["--local-ranks-filter", "0,x"], "--local-ranks-filter '0,x'"),
+        (["--signals-to-handle", "SIGTERM,SIGFOO"], "no signal is called 'SIGFOO'"),
+        (["--signals-to-handle", "SIGKILL"], "no process can handle SIGKILL"),
         (["--shutdown-timeout", "-3"], "shutdown_timeout must be non-negative"),
         (["--aegis-report", "no/such/dir/r.json"], "there is no directory"),
         (["--aegis-report", "."], "it is a directory"),
