@@ -1,0 +1,63 @@
+"""Exploring a world and judging every status and every step on the way."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aegis_elastic.core.model import Status
+from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
+from proof.facts import FACTS, stale_is_rejected
+from proof.invariants import INVARIANTS
+from proof.steps import STEPS
+from proof.worlds import World
+
+PROPERTIES: tuple[str, ...] = (
+    *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *FACTS,
+)  # fmt: skip
+
+
+class Violation(NamedTuple):
+    """A property that does not hold, and how one gets to where it does not."""
+
+    name: str
+    trace: tuple[str, ...]
+
+
+def broken_state(machine: Machine, s: Status) -> str | None:
+    """The first property that this status breaks, or None."""
+    for name, holds in INVARIANTS.items():
+        if not holds(s):
+            return name
+    return stale_is_rejected(machine, s)
+
+
+def broken_step(edge: Edge) -> str | None:
+    """The first property that this step breaks, or None."""
+    for name, holds in STEPS.items():
+        if not holds(edge):
+            return name
+    for name, holds in FACTS.items():
+        if not holds(edge):
+            return name
+    return None
+
+
+def check(world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000, keep: bool = True) -> tuple[Graph, Violation | None]:
+    """Explore until everything is seen or a property is broken. Breadth-first, so a trace is a shortest one."""
+    graph, edges = walk(world, machine, limit=limit, keep=keep)
+    broken = broken_state(machine, graph.first)
+    if broken:
+        return graph, Violation(broken, tuple(graph.trace(graph.first)))
+    judged = 1
+    try:
+        for edge in edges:
+            broken = broken_step(edge)
+            if broken is None and graph.states > judged:
+                judged = graph.states
+                broken = broken_state(machine, edge.after)
+            if broken:
+                last = f"{edge.move.label} {edge.move.worker}: {edge.transition.name}: {edge.transition.reason}"
+                return graph, Violation(broken, (*graph.trace(edge.before), last))
+    except Explosion as unbounded:
+        return graph, Violation("Finite", (str(unbounded),))
+    return graph, None

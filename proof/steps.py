@@ -1,0 +1,531 @@
+"""What must hold of every step that the controller takes, seen from before and after it.
+
+A predicate gets an `Edge`: the canonical status before, the move, and the transition as production gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aegis_elastic.core import recovery
+from aegis_elastic.core.events import Close, Dismiss, Publish, RecordErrorNode
+from aegis_elastic.core.machine import RULES
+from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, PodInfo, Status
+from aegis_elastic.core.ranks import first_order
+from proof.explore import Edge
+from proof.invariants import exceeded
+from proof.worlds import NOW, protected
+
+StepProperty = Callable[[Edge], bool]
+
+_CHECKED = (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
+
+
+def decides(e: Edge) -> bool:
+    """Whether this edge may decide: the controller's turn, or a merged decision of the agents."""
+    return e.move.label in ("Reconcile", "Independent", "IndependentEnd")
+
+
+def moved(e: Edge) -> bool:
+    return e.transition.status.phase is not e.before.phase
+
+
+def lost(s: Status) -> list[PodInfo]:
+    return [pod for pod in s.pods if pod.restarted]
+
+
+def entered(e: Edge, phase: Phase) -> bool:
+    return moved(e) and e.transition.status.phase is phase
+
+
+def turn(e: Edge, *phases: Phase) -> bool:
+    """The controller's turn in one of these phases, with no quit pending."""
+    return e.move.label == "Reconcile" and e.before.phase in phases and not e.before.should_quit
+
+
+def _terminal_absorbing(e: Edge) -> bool:
+    if e.before.phase not in TERMINAL:
+        return True
+    newcomer = e.move.label in ("Join", "Restart")
+    return e.transition.status is e.before and [type(x) for x in e.transition.effects] == [Dismiss] * newcomer
+
+
+def _facts_dont_decide(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if decides(e) or e.move.label == "Expire":
+        return True
+    same = all(
+        getattr(a, name) == getattr(b, name)
+        for name in ("phase", "recover_count", "seq_num", "incarnation", "entries", "deadline", "error_nodes", "mode")
+    )
+    return same and [p.retries for p in a.pods] == [p.retries for p in b.pods]
+
+
+def _seq_monotonic(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    orders = [x for x in e.transition.effects if isinstance(x, Publish)]
+    before = {pod.name: pod for pod in a.pods}
+    again = any(before[p.name].finished and not p.finished for p in b.pods if p.name in before)
+    needed = moved(e) or again or a.incarnation != b.incarnation or a.mode is not b.mode
+    return (
+        len(orders) <= 1
+        and b.seq_num == a.seq_num + len(orders)
+        and all(x.seq_num == b.seq_num for x in orders)
+        and (bool(orders) or not needed)
+    )
+
+
+def _effects_carry_transition(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    grown = a.step if e.move.event is None or b is a else a.step + 1
+    return b.step == grown and all(x.step == b.step for x in e.transition.effects)
+
+
+def _reason_given(e: Edge) -> bool:
+    return bool(e.transition.reason) and bool(e.transition.name)
+
+
+def _count_only_in_run(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if a.phase is Phase.RUN_COMMAND and decides(e):
+        return True
+    then = {pod.name: pod.retries for pod in a.pods}
+    if b.phase is Phase.FAILED:
+        return all(p.retries == then[p.name] for p in b.pods)
+    if entered(e, Phase.RUN_COMMAND):
+        return b.recover_count == a.recover_count and all(p.retries == a.recover_count for p in b.pods)
+    # A spare brings no account of its own; what was counted stays with the seats.
+    return b.recover_count == a.recover_count and max((p.retries for p in b.pods), default=0) == max(
+        then.values(), default=0
+    )
+
+
+def _one_bump(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if b.phase is Phase.FAILED:
+        return b.recover_count in (a.recover_count, a.spec.max_retry + 1)
+    counted = a.phase is Phase.RUN_COMMAND and b.phase in RECOVERING
+    merged = e.transition.name == "merged" and a.phase is Phase.RUN_COMMAND
+    return b.recover_count == min(a.recover_count + (counted or merged), a.spec.max_retry)
+
+
+def _charged(e: Edge, who: set[str]) -> bool:
+    """Exactly these workers were charged once; a spare in a seat has that seat's account."""
+    a, b = e.before, e.transition.status
+    then = [p.retries + (p.name in who) for p in a.pods]
+    return [min(n, a.spec.max_retry + 1) for n in then] == [p.retries for p in b.pods[: len(a.pods)]]
+
+
+def _loss_counted(e: Edge) -> bool:
+    if not turn(e, Phase.RUN_COMMAND) or not lost(e.before):
+        return True
+    b = e.transition.status
+    return b.phase is Phase.RESTARTING and b.entries == 1 and _charged(e, {p.name for p in lost(e.before)})
+
+
+def _error_counted(e: Edge) -> bool:
+    failed = {p.name for p in e.before.pods if p.failed}
+    if not turn(e, Phase.RUN_COMMAND) or lost(e.before) or not failed:
+        return True
+    b = e.transition.status
+    return b.phase is Phase.TROUBLESHOOTING and b.entries == 0 and _charged(e, failed)
+
+
+def _loss_in_recovery(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if not turn(e, *RECOVERING) or not lost(a):
+        return True
+    if a.entries >= a.spec.recovery_budget:
+        return b.phase is Phase.FAILED and [p.retries for p in a.pods] == [p.retries for p in b.pods]
+    return b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and _charged(e, set())
+
+
+def _only_lost_reset(e: Edge) -> bool:
+    """Entering Restarting touches the missing workers alone."""
+    a, b = e.before, e.transition.status
+    if e.move.label != "Reconcile" or e.transition.name != "lost" or b.phase is not Phase.RESTARTING:
+        return True
+    for was, now in zip(a.pods, b.pods, strict=True):
+        if now.name != was.name or was.restarted:
+            fresh = (now.finished, now.restarted, now.failed, now.faulty, now.store) == (False, False, False, "", "")
+            if not fresh or now.inner_phase is not Phase.RESTARTING or now.updated_timestamp != NOW:
+                return False
+        elif (was.finished, was.inner_phase, was.gone, was.faulty, was.store) != (
+            now.finished, now.inner_phase, now.gone, now.faulty, now.store,
+        ) or now.failed:  # fmt: skip
+            return False
+    return True
+
+
+def _loss_while_booting(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if not turn(e, *BOOTING) or not lost(a) or not protected(a):
+        return True
+    ready = a.phase is Phase.BOOT_CHECKING
+    finished = [not p.restarted and (ready or p.finished) for p in a.pods]
+    clean = all(p.inner_phase is Phase.PENDING and not (p.failed or p.faulty or p.restarted) for p in b.pods)
+    waits = b.deadline == (a.deadline if a.deadline and not ready else NOW + a.spec.join_timeout_s)
+    empty = all(p.store == "" and p.updated_timestamp == NOW for p, q in zip(b.pods, a.pods, strict=True) if q.restarted)
+    return b.phase is Phase.PENDING and [p.finished for p in b.pods] == finished and clean and waits and empty
+
+
+def _exceeded_is_final(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    return not exceeded(a) or (exceeded(b) and b.phase is not Phase.RUN_COMMAND and b.phase is not Phase.SUCCEED)
+
+
+def _failed_after_diagnosis(e: Edge) -> bool:
+    """Retries used up: told at the end of the troubleshooting of the failure that was one too many."""
+    a = e.before
+    if not (turn(e, Phase.TROUBLESHOOTING) and exceeded(a)) or lost(a):
+        return e.transition.name != "exceeded"
+    done = all(p.finished for p in a.pods)
+    return entered(e, Phase.FAILED) == done and (not done or e.transition.name == "exceeded")
+
+
+def _quit_is_obeyed_at_once(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if a.phase in TERMINAL or not a.should_quit or e.move.label != "Reconcile":
+        return True
+    return b.phase is Phase.FAILED and b.fail_reason == a.fail_reason and b.recover_count == a.recover_count
+
+
+def _failed_why(e: Edge) -> bool:
+    """Failed is entered for one of the reasons that the specification knows."""
+    a = e.before
+    if not entered(e, Phase.FAILED):
+        return True
+    return {
+        "quit": a.should_quit,
+        "exceeded": exceeded(a),
+        "lost": a.entries == a.spec.recovery_budget,
+        "leave": a.entries == a.spec.recovery_budget,
+        "boot_failed": a.phase is Phase.BOOT_CHECKING and any(p.failed for p in a.pods),
+        "overdue": a.phase is Phase.RESTARTING and any(p.gone for p in a.pods),
+        "independent_end": not protected(a),
+        "merged": e.move.label.startswith("Independent"),
+    }.get(e.transition.name, False)
+
+
+def _boot_before_run(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    allowed = {
+        Phase.PENDING: {Phase.PENDING, Phase.BOOT_CHECKING} | TERMINAL,
+        Phase.BOOT_CHECKING: {Phase.BOOT_CHECKING, Phase.PENDING, Phase.RUN_COMMAND, Phase.FAILED},
+        Phase.RUN_COMMAND: {Phase.RUN_COMMAND, Phase.RESTARTING, Phase.TROUBLESHOOTING} | TERMINAL,
+        Phase.RESTARTING: {Phase.RESTARTING, Phase.TROUBLESHOOTING, Phase.FAILED},
+        Phase.TROUBLESHOOTING: {Phase.TROUBLESHOOTING, Phase.RUN_COMMAND, Phase.RESTARTING, Phase.FAILED},
+    }
+    return a.phase in TERMINAL or b.phase in allowed[a.phase]
+
+
+def _clean(pod: PodInfo) -> bool:
+    return pod.finished and not pod.restarted and not pod.failed and not pod.faulty
+
+
+def _advance(e: Edge) -> bool:
+    """The job goes on when, and only when, everybody has finished and nothing stands against it."""
+    a, b = e.before, e.transition.status
+    if not turn(e, *_CHECKED, Phase.RUN_COMMAND):
+        return True
+    free = bool(a.pods) and all(_clean(p) for p in a.pods) and not (a.phase in RECOVERING and exceeded(a))
+    onward = Phase.SUCCEED if a.phase is Phase.RUN_COMMAND else Phase.RUN_COMMAND
+    return (b.phase is onward and moved(e)) == free
+
+
+def _forms(e: Edge) -> bool:
+    """Bootcheck begins with the whole world, or when the last call for the missing is over."""
+    a = e.before
+    if not turn(e, Phase.PENDING) or not protected(a):
+        return not entered(e, Phase.BOOT_CHECKING)
+    room = sum(not p.gone for p in a.pods) < a.spec.worker_num
+    ready = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
+    full = len(a.pods) == a.spec.worker_num or a.deadline == 0.0
+    expired = 0.0 < a.deadline <= NOW
+    return entered(e, Phase.BOOT_CHECKING) == (ready and full and not (a.spares and room) and not expired)
+
+
+def _ready_when_back(e: Edge) -> bool:
+    """Restarting waits for the missing workers, and for nobody else."""
+    a = e.before
+    if not turn(e, Phase.RESTARTING) or lost(a):
+        return not entered(e, Phase.TROUBLESHOOTING) or a.phase is Phase.RUN_COMMAND
+    back = all(p.finished for p in a.pods if p.inner_phase is Phase.RESTARTING)
+    seat = bool(a.spares) and any(p.gone for p in a.pods)
+    return entered(e, Phase.TROUBLESHOOTING) == (back and not seat)
+
+
+def _fresh_phase(e: Edge) -> bool:
+    """A new phase starts from nothing: nobody has finished it, no fact is pending."""
+    b = e.transition.status
+    if not moved(e) or b.phase not in (*_CHECKED, Phase.RUN_COMMAND):
+        return True
+    return all(
+        p.inner_phase is b.phase
+        and (p.finished, p.failed, p.faulty, p.store) == (False, False, "", "")
+        and p.restarted == (p.gone and b.phase is Phase.TROUBLESHOOTING)
+        and p.updated_timestamp == NOW
+        for p in b.pods
+    )
+
+
+def _incarnation_grows(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    starts = entered(e, Phase.RUN_COMMAND) or (e.transition.name == "merged" and b.phase is Phase.RUN_COMMAND)
+    return b.incarnation == a.incarnation + starts
+
+
+def _order_is_complete(e: Edge) -> bool:
+    """An order to form a process group hands out the first worker's store, and names the checks to run."""
+    a, b = e.before, e.transition.status
+    if not moved(e):
+        return True
+    if b.phase is Phase.BOOT_CHECKING:
+        wanted = (first_order(a.pods)[0].store, recovery.BOOT_CHECKS[a.spec.bootcheck])
+        return (b.store, b.checks) == wanted
+    if b.phase is Phase.TROUBLESHOOTING:
+        return (b.store, b.checks) == (a.pods[0].store, recovery.plan_checks(a.spec.troubleshoot, a.clues)[0])
+    if b.phase is Phase.RUN_COMMAND:
+        return (b.store, b.checks, b.clues, b.root) == (a.pods[0].store, (), (), "")
+    return b.store == ""
+
+
+def _ends_closed(e: Edge) -> bool:
+    b = e.transition.status
+    closes = [x for x in e.transition.effects if isinstance(x, Close)]
+    if not (moved(e) and b.phase in TERMINAL):
+        return not closes
+    said = [(x.outcome, x.reason) for x in closes] == [(b.phase.value, e.transition.reason)]
+    return said and all(p.inner_phase is b.phase for p in b.pods)
+
+
+def _nodes_banished(e: Edge) -> bool:
+    """A node leaves by a failing check alone; it is recorded, and its agent is told, in the same step."""
+    a, b = e.before, e.transition.status
+    if e.move.label != "Reconcile":
+        return a.error_nodes == b.error_nodes
+    faulty = [p for p in a.pods if p.faulty] if e.transition.name in ("leave", "exceeded") else []
+    recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
+    told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
+    new = [n.node_name for n in b.error_nodes[len(a.error_nodes) :]]
+    names = [p.node_name for p in faulty]
+    return (
+        recorded == names == new
+        and told == [(p.name, p.uid) for p in faulty]
+        and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
+        and all(n.time == NOW and n.kind == "hardware" and n.reason for n in b.error_nodes[len(a.error_nodes) :])
+    )
+
+
+def _faulty_leaves(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
+    faulty = {p.name for p in a.pods if p.faulty}
+    if not turn(e, *_CHECKED) or not done or not faulty or exceeded(a):
+        return e.transition.name != "leave"
+    if a.phase is Phase.BOOT_CHECKING:
+        stayed = [p.name for p in b.pods] == [p.name for p in a.pods if not p.faulty]
+        clean = all(p.finished and not p.failed and p.inner_phase is Phase.PENDING for p in b.pods)
+        return b.phase is Phase.PENDING and stayed and clean and b.deadline == NOW + a.spec.join_timeout_s
+    if a.entries >= a.spec.recovery_budget:
+        return b.phase is Phase.FAILED
+    free = all(p.name not in faulty or (p.gone and not p.uid and not p.finished and not p.faulty) for p in b.pods)
+    return b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and free and b.reschedules == len(faulty)
+
+
+def _seats_kept(e: Edge) -> bool:
+    """Ranks stay: a seat keeps its worker, or goes to a spare when its agent is gone, or is dropped with it."""
+    a, b = e.before, e.transition.status
+    if a.phase in BOOTING or e.transition.name == "shrink":
+        return True
+    spares = {p.name for p in a.spares}
+    for i, was in enumerate(a.pods):
+        empty = was.gone or (e.transition.name == "leave" and was.faulty)
+        if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
+            return False
+    return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(len(a.pods), a.spec.worker_num)
+
+
+def _nobody_vanishes(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    here = {p.name for p in (*b.pods, *b.spares)}
+    gone = {p.name for p in a.pods if p.gone or p.restarted or p.faulty}
+    late = {p.name for p in a.pods if not p.finished} if e.transition.name in ("shrink", "independent") else set()
+    left = {e.move.worker} if e.move.label == "Lost" else set()
+    return {p.name for p in (*a.pods, *a.spares)} - here <= gone | late | left
+
+
+def _spares_step_in(e: Edge) -> bool:
+    """An empty seat and a waiting spare don't wait for each other."""
+    a, b = e.before, e.transition.status
+    if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING:
+        return True
+    if e.transition.name in ("lost", "leave", "seat"):
+        return not (b.spares and any(p.gone for p in b.pods))
+    return e.transition.name == "shrink" or not (a.spares and any(p.gone for p in a.pods))
+
+
+def _waits_as_told(e: Edge) -> bool:
+    """Entering Restarting waits for the gone: long if too few are left to go on without them, else a last call."""
+    a, b = e.before, e.transition.status
+    if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING or e.transition.name not in ("lost", "leave", "seat"):
+        return True
+    if not any(p.gone for p in b.pods):
+        return b.deadline == 0.0
+    enough = sum(not p.gone for p in b.pods) >= a.spec.min_worker_num
+    return b.deadline == NOW + (a.spec.last_call_s if enough else a.spec.rejoin_timeout_s)
+
+
+def _seated(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if not turn(e, Phase.PENDING, Phase.RESTARTING) or lost(a) or not protected(a) or not a.spares:
+        return e.transition.name != "seat"
+    wanted = (
+        sum(not p.gone for p in a.pods) < a.spec.worker_num
+        if a.phase is Phase.PENDING
+        else any(p.gone for p in a.pods)
+    )
+    if not wanted:
+        return e.transition.name != "seat"
+    if a.phase is Phase.PENDING:
+        stay = [p.name for p in a.pods if not p.gone]
+        return [p.name for p in b.pods] == [*stay, a.spares[0].name] and b.spares == a.spares[1:]
+    return b.entries == a.entries and [p.name for p in b.spares] == [p.name for p in a.spares][len(a.spares) - len(b.spares) :]
+
+
+def _overdue(e: Edge) -> bool:
+    """Time is up: on without the missing if enough are here; else the end, or before training independence."""
+    a, b = e.before, e.transition.status
+    seat = e.transition.name == "seat"
+    if not turn(e, Phase.PENDING, Phase.RESTARTING) or lost(a) or not protected(a) or seat or entered(e, Phase.TROUBLESHOOTING):
+        return e.transition.name not in ("shrink", "overdue", "independent")
+    waiting = a.phase is Phase.PENDING or any(p.gone for p in a.pods)
+    if not (waiting and 0.0 < a.deadline <= NOW):
+        return e.transition.name not in ("shrink", "overdue", "independent")
+    here = [p.name for p in a.pods if p.finished or (a.phase is Phase.RESTARTING and not p.gone)]
+    if len(here) >= a.spec.min_worker_num:
+        dropped = len(a.pods) - len(here)
+        return (e.transition.name, b.phase, b.deadline) == ("shrink", a.phase, 0.0) and [
+            p.name for p in b.pods
+        ] == here and b.reschedules == dropped
+    if a.phase is Phase.RESTARTING:
+        return b.phase is Phase.FAILED
+    return not protected(b) and b.phase is Phase.PENDING and b.deadline == 0.0 and [p.name for p in b.pods] == here
+
+
+def _last_call(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if e.transition.name != "last_call":
+        enough = a.spec.min_worker_num <= len(a.pods) < a.spec.worker_num and all(p.finished for p in a.pods)
+        settled = bool(lost(a)) or e.transition.name in ("seat", "shrink", "advance")
+        long = a.deadline > NOW + a.spec.last_call_s
+        return not (turn(e, Phase.PENDING) and protected(a) and enough and long) or settled
+    return a.phase is Phase.PENDING and NOW < b.deadline == NOW + a.spec.last_call_s < a.deadline
+
+
+def _boot_failed(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
+    bad = any(p.failed for p in a.pods) and not any(p.faulty for p in a.pods)
+    if not turn(e, Phase.BOOT_CHECKING) or not done or not bad:
+        return e.transition.name != "boot_failed"
+    if a.entries + 1 >= a.spec.bootcheck_attempts:
+        return b.phase is Phase.FAILED
+    ready = all(p.finished and p.inner_phase is Phase.PENDING and not p.failed for p in b.pods)
+    return b.phase is Phase.PENDING and b.entries == a.entries + 1 and ready
+
+
+def _independent_end(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if protected(a) or not turn(e, Phase.PENDING):
+        return e.transition.name != "independent_end"
+    failed = any(p.failed for p in a.pods)
+    over = bool(a.pods) and all(p.finished or p.gone for p in a.pods)
+    return (b.phase in TERMINAL) == (failed or over) and (b.phase is Phase.FAILED or not failed)
+
+
+def _independence_stays(e: Edge) -> bool:
+    """The mode changes only at the start of an incarnation: once independent, nobody is led again."""
+    a, b = e.before, e.transition.status
+    return protected(a) or (not protected(b) and (b.phase in TERMINAL or a.seq_num == b.seq_num))
+
+
+def _same_agents(s: Status) -> bool:
+    """Whether this incarnation's agents can have restarted among themselves."""
+    if s.phase is Phase.TROUBLESHOOTING:
+        return s.entries == 0 and not any(p.gone or p.restarted for p in s.pods)
+    return s.phase is Phase.RUN_COMMAND
+
+
+def _merged_once(e: Edge) -> bool:
+    """A restart that the agents made among themselves: charged once, if the master hadn't yet; losses stay noted."""
+    a, b = e.before, e.transition.status
+    if not e.move.label.startswith("Independent") or a.phase in TERMINAL:
+        return e.transition.name != "merged"
+    if not _same_agents(a):
+        return b is a
+    new = a.phase is Phase.RUN_COMMAND
+    charged = [p.retries + (new and p.name == e.move.worker) for p in a.pods]
+    if max(charged) > a.spec.max_retry or e.move.label == "IndependentEnd":
+        return b.phase is Phase.FAILED and [p.retries for p in b.pods] == charged
+    kept = [(p.name, p.uid, p.gone, p.restarted or p.gone, p.store) for p in a.pods] == [
+        (p.name, p.uid, p.gone, p.restarted, p.store) for p in b.pods
+    ]
+    fresh = all(not p.finished and not p.failed and not p.faulty and p.updated_timestamp == NOW for p in b.pods)
+    aligned = all(p.retries == b.recover_count == a.recover_count + new for p in b.pods)
+    rested = (b.entries, b.deadline, b.checks, b.clues, b.root) == (0, 0.0, (), (), "")
+    return b.phase is Phase.RUN_COMMAND and aligned and fresh and kept and rested
+
+
+def _table_is_honest(e: Edge) -> bool:
+    """Every decision is one of the table's, and leads where the table says."""
+    a, b = e.before, e.transition.status
+    if e.move.label != "Reconcile" or a.phase in TERMINAL:
+        return True
+    if e.transition.name == "wait":
+        return b is a
+    names = {"shrink": "overdue", "independent": "overdue"}
+    name = names.get(e.transition.name, e.transition.name)
+    return any(rule.name == name and a.phase in rule.phases and b.phase in rule.to for rule in RULES)
+
+
+STEPS: dict[str, StepProperty] = {
+    "TerminalAbsorbing": _terminal_absorbing,
+    "FactsDontDecide": _facts_dont_decide,
+    "MasterSeqNumMonotonic": _seq_monotonic,
+    "EffectsCarryTheirTransition": _effects_carry_transition,
+    "ReasonGiven": _reason_given,
+    "CountOnlyInRun": _count_only_in_run,
+    "OneBump": _one_bump,
+    "LossIsCounted": _loss_counted,
+    "ErrorIsCounted": _error_counted,
+    "LossInRecoveryIsBounded": _loss_in_recovery,
+    "OnlyLostAreReset": _only_lost_reset,
+    "LossWhileBooting": _loss_while_booting,
+    "ExceededIsFinal": _exceeded_is_final,
+    "FailedAfterDiagnosis": _failed_after_diagnosis,
+    "QuitAtOnce": _quit_is_obeyed_at_once,
+    "FailedForAKnownReason": _failed_why,
+    "BootBeforeRun": _boot_before_run,
+    "AdvanceWhenAllFinished": _advance,
+    "FormsWhenComplete": _forms,
+    "ReadyWhenMissingAreBack": _ready_when_back,
+    "FreshPhase": _fresh_phase,
+    "IncarnationGrows": _incarnation_grows,
+    "OrderIsComplete": _order_is_complete,
+    "EndIsClosed": _ends_closed,
+    "BanishedAreRecorded": _nodes_banished,
+    "FaultyLeave": _faulty_leaves,
+    "SeatsAreKept": _seats_kept,
+    "NobodyVanishes": _nobody_vanishes,
+    "SparesStepIn": _spares_step_in,
+    "WaitsAsTold": _waits_as_told,
+    "SeatsAreFilled": _seated,
+    "OverdueIsDecided": _overdue,
+    "LastCall": _last_call,
+    "BootcheckIsBounded": _boot_failed,
+    "IndependentEnds": _independent_end,
+    "IndependenceStays": _independence_stays,
+    "MergedOnce": _merged_once,
+    "TableIsHonest": _table_is_honest,
+}

@@ -1,0 +1,247 @@
+"""Bounded worlds in which the production `step` is explored: who is there, and what may happen to them.
+
+A world is a job's specification and a set of features (what its environment may do). Exploring needs finite
+states, so `canonical` forgets what no decision depends on: numbers that only ever grow (seqNum, incarnation,
+step) are put back to a base, uids to the worker's first one, times to "none", "expired" or "to come", texts to
+whether there is one. That this forgets nothing that matters is itself checked: stale and future messages are
+probed in every state (`properties`), and the phases world is compared with TLC's graph (`conform`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from aegis_elastic.core.events import (
+    Error,
+    Event,
+    Finding,
+    Finish,
+    Independent,
+    Join,
+    Lost,
+    Offer,
+    Quit,
+    Reconcile,
+    Started,
+)
+from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, Phase, PodInfo, Status
+
+# The base to which growing numbers are put back, and the instant at which every event happens.
+SEQ, INCARNATION, STEP, NOW = 10, 5, 100, 1.0
+EXPIRED = 0.5
+
+HARDWARE = (Finding("gpu", "gpu.missing", "hardware"),)
+SOFTWARE = (Finding("health", "health.timeout", "network"),)
+
+
+class World(NamedTuple):
+    """What is explored. `features` switch kinds of events on (see `events`); `workers` are those that may join.
+
+    A world `formed` starts with everybody seated, otherwise with an empty job.
+    """
+
+    name: str
+    spec: JobSpec
+    workers: tuple[str, ...]
+    features: frozenset[str]
+    formed: bool = True
+
+
+class Move(NamedTuple):
+    """One thing that can happen: its label (the name in the models), whom it concerns, the event."""
+
+    label: str
+    worker: str
+    event: Event | None
+
+
+def spec(workers: int, max_retry: int, *, least: int | None = None, budget: int = 2) -> JobSpec:
+    """A job of that many workers with small bounds, so that every limit is reached."""
+    return JobSpec(
+        job_name="job",
+        namespace="proof",
+        worker_num=workers,
+        min_worker_num=workers if least is None else least,
+        max_retry=max_retry,
+        recovery_budget=budget,
+    )
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"w{i + 1}" for i in range(count))
+
+
+def phases(workers: int, max_retry: int, budget: int = 2) -> World:
+    """The world of `spec/Phases.tla`: a fixed set of workers that finish, restart, fail; and a quit."""
+    features = frozenset({"finish", "restart", "error", "quit"})
+    return World(
+        f"phases {workers}/{max_retry}", spec(workers, max_retry, budget=budget), names(workers), features
+    )
+
+
+def _world(name: str, job: JobSpec, workers: int, features: str, formed: bool = False) -> World:
+    return World(name, job, names(workers), frozenset(features.split()), formed)
+
+
+# Each shows one side of a job that the phases world holds still; all begin where their question begins.
+ELASTIC: tuple[World, ...] = (
+    _world("spares", spec(2, 1), 3, "finish lost together join error", formed=True),
+    _world("shrinking", spec(2, 1, least=1), 2, "finish lost join error expire", formed=True),
+    _world("faulty nodes", spec(2, 1), 3, "finish hardware lost join error", formed=True),
+    _world("bootcheck", spec(2, 0, least=1), 2, "finish software hardware lost join offer quit stores"),
+    _world("forming", spec(2, 0, least=1), 3, "finish lost join expire"),
+    _world("stores", spec(2, 1), 2, "finish lost join error stores", formed=True),
+    _world("outage", spec(2, 2), 2, "finish lost together join error independent ended quit", formed=True),
+    _world("independent", spec(2, 0), 2, "finish lost join error expire quit"),
+)
+
+
+def canonical(s: Status) -> Status:
+    """The representative of all statuses that differ only in what no decision depends on."""
+    return msgspec.structs.replace(
+        s,
+        pods=tuple(_canonical_pod(pod) for pod in s.pods),
+        spares=tuple(_canonical_pod(pod) for pod in s.spares),
+        seq_num=SEQ,
+        incarnation=INCARNATION,
+        step=STEP,
+        fail_reason="why" if s.fail_reason else "",
+        error_nodes=tuple(ErrorNode(n, "", "hardware", 0.0, "job") for n in sorted({n.node_name for n in s.error_nodes})),
+        deadline=_canonical_time(s.deadline),
+        store="",
+        checks=(),
+        clues=(),
+        root="",
+        reschedules=0,
+    )
+
+
+def _canonical_pod(pod: PodInfo) -> PodInfo:
+    return PodInfo(
+        name=pod.name,
+        uid=f"{pod.name}.1" if pod.uid else "",
+        node_name=pod.node_name,
+        pod_ip="",
+        nproc=1,
+        inner_phase=pod.inner_phase,
+        finished=pod.finished,
+        retries=pod.retries,
+        store=pod.store,
+        gone=pod.gone,
+        restarted=pod.restarted,
+        failed=pod.failed,
+        faulty="yes" if pod.faulty else "",
+    )
+
+
+def _canonical_time(deadline: float) -> float:
+    return deadline if deadline == 0.0 or deadline > NOW else EXPIRED
+
+
+def moves(world: World, s: Status) -> Iterator[Move]:
+    """Everything that can happen next in this world. `event` None stands for time passing the deadline."""
+    on = world.features
+    yield Move("Reconcile", "", Reconcile())
+    if "quit" in on:
+        yield Move("Quit", "", Quit("someone asked"))
+    if "expire" in on and s.deadline > NOW:
+        yield Move("Expire", "", None)
+    if "together" in on and all(not pod.gone for pod in s.pods):
+        yield Move("LostTogether", "", Lost(tuple((pod.name, pod.uid) for pod in s.pods), "rack"))
+    for pod in s.pods:
+        yield from _moves_of(on, s, pod)
+    for spare in s.spares:
+        if "lost" in on:
+            yield Move("Lost", spare.name, Lost(((spare.name, spare.uid),), "killed"))
+    if "join" in on:
+        yield from (Move("Join", w, join(w, 2)) for w in world.workers if not _present(s, w))
+
+
+def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
+    who = pod.name
+    if "restart" in on:
+        yield Move("Restart", who, join(who, 2))
+    if "lost" in on and not pod.gone:
+        yield Move("Lost", who, Lost(((who, pod.uid),), "killed"))
+    if "independent" in on:
+        yield Move("Independent", who, Independent(who, s.incarnation, "exit code 1"))
+    if "ended" in on:
+        yield Move("IndependentEnd", who, Independent(who, s.incarnation, "exit code 1", ended=True))
+    if pod.gone:
+        return
+    held = address(who) if "stores" in on else ""
+    yield Move("Finish", who, finish(s, pod, store=held))
+    if "error" in on:
+        yield Move("Error", who, error(s, pod, store=held))
+    if "offer" in on and s.phase is Phase.PENDING and not pod.store:
+        yield Move("Offer", who, Offer(who, pod.uid, address(who)))
+    if s.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING) and not pod.finished:
+        if "hardware" in on:
+            yield Move("FinishFaulty", who, finish(s, pod, findings=HARDWARE, store=held))
+        if "software" in on and s.phase is Phase.BOOT_CHECKING:
+            yield Move("FinishBad", who, finish(s, pod, findings=SOFTWARE, store=held))
+
+
+def _present(s: Status, worker: str) -> bool:
+    return any(pod.name == worker and not pod.gone for pod in (*s.pods, *s.spares))
+
+
+def address(worker: str) -> str:
+    return f"{worker}:1"
+
+
+def join(worker: str, life: int) -> Join:
+    """First contact of that life of a worker; every worker has a node of its own."""
+    return Join(worker, f"{worker}.{life}", f"node-of-{worker}", "", 1)
+
+
+def finish(s: Status, pod: PodInfo, *, findings: tuple[Finding, ...] = (), store: str = "") -> Finish:
+    """A current Finish of that worker."""
+    return Finish(pod.name, pod.uid, s.incarnation, s.seq_num, findings, store)
+
+
+def error(s: Status, pod: PodInfo, *, store: str = "") -> Error:
+    """A current Error of that worker."""
+    return Error(pod.name, pod.uid, s.incarnation, s.seq_num, "exit code 1", store=store)
+
+
+def not_current(s: Status) -> Iterator[Event]:
+    """Messages that must change nothing: of another life, another incarnation, an older or a later order."""
+    for pod in s.pods:
+        for uid, incarnation, seq in (
+            (f"{pod.name}.0", s.incarnation, s.seq_num),
+            (pod.uid, s.incarnation - 1, s.seq_num),
+            (pod.uid, s.incarnation + 1, s.seq_num),
+            (pod.uid, s.incarnation, s.seq_num - 1),
+            (pod.uid, s.incarnation, s.seq_num + 1),
+        ):
+            yield Finish(pod.name, uid, incarnation, seq, HARDWARE, "stale:1")
+            yield Error(pod.name, uid, incarnation, seq, "stale", store="stale:1")
+        yield Lost(((pod.name, f"{pod.name}.0"),), "an earlier life")
+        yield Offer(pod.name, f"{pod.name}.0", "stale:1")
+        yield Independent(pod.name, s.incarnation - 1, "stale")
+        yield Started(pod.name, pod.uid, s.incarnation)
+        if pod.finished:
+            yield finish(s, pod, findings=HARDWARE)
+        if not pod.gone:
+            yield Join(pod.name, pod.uid, pod.node_name, "", 1)
+    yield Finish("nobody", "nobody.1", s.incarnation, s.seq_num)
+    yield Error("nobody", "nobody.1", s.incarnation, s.seq_num, "stale")
+
+
+def shape(s: Status) -> tuple[object, ...]:
+    """The variables of `spec/Phases.tla`: what the phases world compares with TLC."""
+    return (
+        s.phase.value,
+        s.should_quit,
+        s.recover_count,
+        s.entries,
+        tuple((p.inner_phase.value, p.finished, p.retries, p.restarted, p.failed) for p in s.pods),
+    )
+
+
+def protected(s: Status) -> bool:
+    return s.mode is Mode.PROTECTED
