@@ -174,7 +174,10 @@ class Master:
             self._recall(message)
             return
         mono = time.monotonic()
-        self._roll.heard(message.uid, message.seq_num, mono)
+        if self._roll.heard(message.uid, message.seq_num, mono) and message.seq_num < self._status.seq_num:
+            # It has just come and can't have heard the newest order: don't let it wait for the repetition.
+            self._repeat_at = mono
+            self._wake.set()
         self._roll.seen(data.alive, mono)
         for event in messages.events_of(message):
             self._sort_in(event, message)
@@ -184,6 +187,7 @@ class Master:
         if self._roll.knows(uid):
             self._roll.closed(uid, why, time.monotonic())
             self._wake.set()
+            self._tell_plane()
 
     def feed(self, event: Event) -> None:
         """Put an event in line."""
@@ -242,7 +246,7 @@ class Master:
         mono = time.monotonic()
         judgement = self._roll.judge(mono)
         self._note_unreachable(judgement.unreachable)
-        if judgement.lost:
+        if judgement.lost and self._status.phase not in TERMINAL:
             reasons = "; ".join(sorted({why for _, _, why in judgement.lost}))
             self._events.append(Lost(tuple((worker, uid) for worker, uid, _ in judgement.lost), reasons))
         self._attribute(judgement.suspects, mono)
@@ -258,7 +262,8 @@ class Master:
         """Seconds until something is due without anything arriving."""
         mono = time.monotonic()
         judgement = self._roll.judge(mono)
-        due = min(judgement.next_s, self._verdict(judgement.suspects, mono).wait_until, self._repeat_at)
+        lost_s = math.inf if self._status.phase in TERMINAL else judgement.next_s
+        due = min(lost_s, self._verdict(judgement.suspects, mono).wait_until, self._repeat_at)
         if self._status.deadline > 0:
             due = min(due, mono + self._status.deadline - time.time())
         return max(due - mono, 0.005) if math.isfinite(due) else REPEAT_S
@@ -365,8 +370,9 @@ class Master:
 
     def _tell_plane(self) -> None:
         status = self._status
-        agents = sum(not pod.gone for pod in (*status.pods, *status.spares))
-        self._tell({"agents": agents, "phase": status.phase.value, "ended": status.phase in TERMINAL})
+        self._tell(
+            {"agents": self._roll.connected, "phase": status.phase.value, "ended": status.phase in TERMINAL}
+        )
 
     def _later(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -39,12 +39,20 @@ class Roll:
         """Whether this life of an agent is part of the job."""
         return uid in self._contacts
 
-    def heard(self, uid: str, seq_num: int, now_s: float) -> None:
-        """A report came over the bus."""
+    @property
+    def connected(self) -> int:
+        """How many agents there are whose connection is not known to be closed."""
+        return sum(contact.closed_s is None for contact in self._contacts.values())
+
+    def heard(self, uid: str, seq_num: int, now_s: float) -> bool:
+        """A report came over the bus; returns whether it is the first one of this life of the agent."""
         contact = self._contacts.get(uid)
-        if contact is not None:
-            self._contacts[uid] = contact._replace(heard_s=now_s, closed_s=None)
-            self._acknowledged[uid] = seq_num
+        if contact is None:
+            return False
+        first = uid not in self._acknowledged
+        self._contacts[uid] = contact._replace(heard_s=now_s, closed_s=None)
+        self._acknowledged[uid] = seq_num
+        return first
 
     def seen(self, workers: Iterable[str], now_s: float) -> None:
         """Peers saw these workers over the training network."""

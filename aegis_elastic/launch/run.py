@@ -27,6 +27,8 @@ def main(argv: list[str] | None = None) -> int:
 
         level = parsed.aegis.log_level.upper()
         logging.basicConfig(level=level, format="[aegis] %(levelname)s %(message)s", stream=sys.stderr)
+        # asyncio warns of what every TLS connection does at its end.
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
         return Launcher(parsed, dict(os.environ)).run()
     except LaunchError as error:
         sys.stderr.write(f"aegis-run: {error}\n")
