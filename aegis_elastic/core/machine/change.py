@@ -83,15 +83,23 @@ def replace_gone(
 
 
 def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, ...]]:
-    """The effects and the records by which nodes with a failing check leave."""
-    effects: list[Effect] = []
-    nodes = list(s.error_nodes)
-    for pod in s.pods:
-        if pod.faulty:
-            nodes.append(ErrorNode(pod.node_name, pod.faulty, "hardware", now, s.spec.job_name))
-            effects.append(RecordErrorNode(s.step + 1, pod.node_name, pod.faulty, "hardware"))
-            effects.append(Dismiss(s.step + 1, pod.name, pod.uid, f"this node is faulty: {pod.faulty}"))
-    return tuple(effects), tuple(nodes)
+    """The effects and the records by which nodes with a failing check leave, with all who are on them."""
+    bad = faulty_nodes(s)
+    effects: list[Effect] = [
+        RecordErrorNode(s.step + 1, node, code, "hardware") for node, code in bad.items()
+    ]
+    effects += [
+        Dismiss(s.step + 1, pod.name, pod.uid, f"this node is faulty: {bad[pod.node_name]}")
+        for pod in (*s.pods, *s.spares)
+        if pod.node_name in bad
+    ]
+    nodes = (ErrorNode(node, code, "hardware", now, s.spec.job_name) for node, code in bad.items())
+    return tuple(effects), (*s.error_nodes, *nodes)
+
+
+def faulty_nodes(s: Status) -> dict[str, str]:
+    """The nodes on which a check found hardware that must leave, with the code of the finding."""
+    return {pod.node_name: pod.faulty for pod in s.pods if pod.faulty}
 
 
 def end(s: Status, phase: Phase, reason: str, name: str, **changes: Any) -> Transition:

@@ -14,6 +14,7 @@ from aegis_elastic.core.machine.change import (
     enter_restarting,
     enter_troubleshooting,
     fail,
+    faulty_nodes,
     move,
     names_of,
     note,
@@ -63,20 +64,26 @@ def decide_lost_recovering(s: Status, now: float) -> Transition:
 
 
 def decide_leave(s: Status, now: float) -> Transition:
-    """Faulty nodes leave: recorded, dismissed, their seats empty until a spare or a newcomer takes them."""
+    """Faulty nodes leave with all who are on them; their seats wait for a spare or a newcomer."""
     effects, nodes = banish(s, now)
-    leaving = [pod for pod in s.pods if pod.faulty]
+    bad = faulty_nodes(s)
+    leaving = [pod for pod in s.pods if pod.node_name in bad]
     names = names_of(leaving)
-    tainted = amend(s, error_nodes=nodes, reschedules=s.reschedules + len(leaving))
+    tainted = amend(
+        s, error_nodes=nodes, reschedules=s.reschedules + len(leaving),
+        spares=tuple(spare for spare in s.spares if spare.node_name not in bad),
+    )  # fmt: skip
     if s.phase is Phase.BOOT_CHECKING:
-        stay = tuple(edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods if not pod.faulty)
+        stay = tuple(
+            edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods if pod.node_name not in bad
+        )
         moved = move(
             tainted, Phase.PENDING, f"{names} must leave: not counted", "leave", pods=stay,
             deadline=now + s.spec.join_timeout_s,
         )  # fmt: skip
     else:
         pods = tuple(
-            reset(pod, Phase.RESTARTING, now, gone=True, uid="", store="") if pod.faulty else pod
+            reset(pod, Phase.RESTARTING, now, gone=True, uid="", store="") if pod.node_name in bad else pod
             for pod in s.pods
         )
         moved = enter_restarting(tainted, now, f"{names} must leave: not counted", "leave", pods=pods)
