@@ -68,7 +68,8 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
         spec = config.spec
         store = await JetStreamStore.open(bus, bucket_name("aegis", spec.namespace, spec.job_name))
         keeper = Keeper(store)
-        begun = await keeper.open(spec, time.time(), resume=config.resume)
+        begun_at = time.time()
+        begun = await keeper.open(spec, begun_at, resume=config.resume)
         spec = begun.status.spec
         run_dir = Path(config.run_dir) if config.run_dir else Path(config.job_dir) / str(spec.generation)
 
@@ -88,6 +89,7 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
             Performer(bus, spec.namespace, spec.job_name),
             Journal(run_dir),
             begun,
+            begun_at,
             run_dir=run_dir,
             make_jwt=make_jwt,
             bus_port=nats_port,

@@ -68,6 +68,7 @@ class Master:
         performer: Performer,
         book: Journal,
         begun: Transition,
+        begun_at: float,
         *,
         run_dir: Path,
         make_jwt: MakeJwt,
@@ -96,18 +97,18 @@ class Master:
         self._repeat_at = 0.0
         self._told_started: set[tuple[str, int]] = set()
         self._closed = False
-        self._adopt_or_create(begun)
+        self._adopt_or_create(begun, begun_at)
 
     @property
     def status(self) -> Status:
         """The newest status."""
         return self._status
 
-    def _adopt_or_create(self, begun: Transition) -> None:
-        now, mono = time.time(), time.monotonic()
+    def _adopt_or_create(self, begun: Transition, begun_at: float) -> None:
+        mono = time.monotonic()
         status = begun.status
         event = Adopt(status) if begun.name == "adopt" else Create(status.spec)
-        self._book.write(now, event, begun)
+        self._book.write(begun_at, event, begun)
         self._roll.follow(status, mono)
         if begun.name == "adopt":
             for pod in (*status.pods, *status.spares):
