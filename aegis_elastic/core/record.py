@@ -123,14 +123,14 @@ def join(job: bytes, workers: Mapping[str, bytes], seats: bytes = b"") -> Status
         return msgspec.convert({**record.status, "pods": pods}, Status)
     except KeyError as error:
         raise BadRecord(f"cannot put the status together: no record of {error}") from error
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise BadRecord(f"cannot put the status together: {error}") from error
 
 
 def _job(job: bytes) -> _JobRecord:
     try:
         return _job_decoder.decode(job)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRecord(f"cannot read the job record: {error}") from error
 
 
