@@ -23,6 +23,7 @@ from aegis_elastic.bus import advisories, credentials, names, tls
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
+from aegis_elastic.bus.subscription import Message
 from aegis_elastic.control import config as plane_config
 from aegis_elastic.control.config import ADMIN_FILE, PlaneConfig, write_private
 from aegis_elastic.control.doors import AddressTaken, Doors
@@ -48,86 +49,88 @@ def tell(fact: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+async def _connect(
+    config: PlaneConfig, keys: PlaneKeys, pem: str, port: int
+) -> tuple[BusConnection, BusConnection]:
+    """The master's two places on the bus: in the jobs' account, and where the server tells of its clients."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    urls = [f"tls://{host}:{port}"]
+    jobs, system = NKey.generate(), NKey.generate()
+    mine = Credentials(jobs, credentials.master_jwt(keys, jobs.public, expires_s=OWN_JWT_LIFE_S))
+    servers = Credentials(system, credentials.system_jwt(keys, system.public, expires_s=OWN_JWT_LIFE_S))
+    bus, told = await asyncio.gather(
+        BusConnection.connect(urls, mine, name="master", ca_pem=pem),
+        BusConnection.connect(urls, servers, name="master", ca_pem=pem),
+    )
+    return bus, told
+
+
 async def _lead(config: PlaneConfig, nats_port: int) -> None:
     keys = PlaneKeys.load(config.path / "keys.json")
     certificate = tls.load_certificate(config.path)
-    urls = [f"tls://127.0.0.1:{nats_port}"]
-    master_key, system_key = NKey.generate(), NKey.generate()
-    master_jwt = credentials.master_jwt(keys, master_key.public, expires_s=OWN_JWT_LIFE_S)
-    system_jwt = credentials.system_jwt(keys, system_key.public, expires_s=OWN_JWT_LIFE_S)
-    bus, system = await asyncio.gather(
-        BusConnection.connect(
-            urls, Credentials(master_key, master_jwt), name="master", ca_pem=certificate.pem
-        ),
-        BusConnection.connect(
-            urls, Credentials(system_key, system_jwt), name="master", ca_pem=certificate.pem
-        ),
-    )
+    bus, system = await _connect(config, keys, certificate.pem, nats_port)
     doors: Doors | None = None
     try:
-        spec = config.spec
-        store = await JetStreamStore.open(bus, bucket_name("aegis", spec.namespace, spec.job_name))
-        keeper = Keeper(store)
-        begun_at = time.time()
-        begun = await keeper.open(spec, begun_at, resume=config.resume)
-        spec = begun.status.spec
-        run_dir = Path(config.run_dir) if config.run_dir else Path(config.job_dir) / str(spec.generation)
+        master, run_dir = await _make_master(config, keys, bus, nats_port)
 
-        def make_jwt(worker: str, public_key: str) -> tuple[str, float]:
-            jwt = credentials.worker_jwt(
-                keys,
-                public_key,
-                ns=spec.namespace,
-                job=spec.job_name,
-                worker=worker,
-                expires_s=config.jwt_life_s,
-            )
-            return jwt, time.time() + config.jwt_life_s
-
-        master = Master(
-            keeper,
-            Performer(bus, spec.namespace, spec.job_name),
-            Journal(run_dir),
-            begun,
-            begun_at,
-            run_dir=run_dir,
-            make_jwt=make_jwt,
-            bus_port=nats_port,
-            jwt_life_s=config.jwt_life_s,
-            patience=Patience(silent_s=config.silent_s),
-            attribution_s=config.attribution_s,
-            plane={"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)},
-            tell=tell,
-        )
-
-        def on_disconnect(arrived: Any) -> None:
+        def on_disconnect(arrived: Message) -> None:
             gone = advisories.parse_disconnect(arrived.data)
             master.on_closed(gone.name, gone.reason)
 
+        spec = master.status.spec
         await system.subscribe(advisories.DISCONNECTS, on_disconnect)
         await bus.subscribe(names.report_wildcard(spec.namespace, spec.job_name), master.on_report)
         token = secrets.token_hex(16)
-        secret = config.secret.encode() or None
-        doors = Doors(certificate, secret, token, master.greet, master.admin)
+        doors = Doors(certificate, config.secret.encode() or None, token, master.greet, master.admin)
         port = doors.open(config.host, config.port)
-        where = f"{config.host}:{port}"
-        admin = {"endpoint": where, "certPem": certificate.pem, "token": token}
+        admin = {"endpoint": f"{config.host}:{port}", "certPem": certificate.pem, "token": token}
         write_private(run_dir / ADMIN_FILE, msgspec.json.encode(admin))
-        tell(
-            {
-                "ready": {
-                    "port": port,
-                    "runDir": str(run_dir),
-                    "generation": spec.generation,
-                    "resumed": begun.name == "adopt",
-                }
-            }
-        )
+        ready = {
+            "port": port,
+            "runDir": str(run_dir),
+            "generation": spec.generation,
+            "resumed": master.resumed,
+        }
+        tell({"ready": ready})
         await master.run()
     finally:
         if doors is not None:
             doors.close()
         await asyncio.gather(bus.close(), system.close())
+
+
+async def _make_master(
+    config: PlaneConfig, keys: PlaneKeys, bus: BusConnection, nats_port: int
+) -> tuple[Master, Path]:
+    """The master with the status that it goes on from, and the run directory of this generation."""
+    asked = config.spec
+    keeper = Keeper(await JetStreamStore.open(bus, bucket_name("aegis", asked.namespace, asked.job_name)))
+    begun_at = time.time()
+    begun = await keeper.open(asked, begun_at, resume=config.resume)
+    spec = begun.status.spec
+    run_dir = Path(config.run_dir) if config.run_dir else Path(config.job_dir) / str(spec.generation)
+
+    def make_jwt(worker: str, public_key: str) -> tuple[str, float]:
+        place = {"ns": spec.namespace, "job": spec.job_name, "worker": worker}
+        jwt = credentials.worker_jwt(keys, public_key, expires_s=config.jwt_life_s, **place)
+        return jwt, time.time() + config.jwt_life_s
+
+    master = Master(
+        keeper,
+        Performer(bus, spec.namespace, spec.job_name),
+        Journal(run_dir),
+        begun,
+        begun_at,
+        run_dir=run_dir,
+        make_jwt=make_jwt,
+        bus_port=nats_port,
+        jwt_life_s=config.jwt_life_s,
+        patience=Patience(silent_s=config.silent_s),
+        attribution_s=config.attribution_s,
+        plane={"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)},
+        tell=tell,
+    )
+    return master, run_dir
 
 
 def main(argv: list[str]) -> int:

@@ -104,13 +104,19 @@ class Master:
         """The newest status."""
         return self._status
 
+    @property
+    def resumed(self) -> bool:
+        """Whether the job had begun before: under another master, or in an earlier allocation."""
+        return self._resumed
+
     def _adopt_or_create(self, begun: Transition, begun_at: float) -> None:
         mono = time.monotonic()
         status = begun.status
         event = Adopt(status) if begun.name == "adopt" else Create(status.spec)
         self._book.write(begun_at, event, begun)
         self._roll.follow(status, mono)
-        if begun.name == "adopt":
+        self._resumed = begun.name == "adopt"
+        if self._resumed:
             for pod in (*status.pods, *status.spares):
                 self._roll.closed(pod.uid, AWAY, mono)
 
