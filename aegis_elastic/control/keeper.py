@@ -19,9 +19,9 @@ from aegis_elastic.store.contract import KeyExists, RevisionConflict, Store
 logger = logging.getLogger(__name__)
 
 JOB_KEY = "job"
-WORKER_PREFIX = "worker."
-SEATS_PREFIX = "seats."
-ARCHIVE_PREFIX = "archive."
+WORKER_PREFIX = "worker"
+SEATS_PREFIX = "seats"
+ARCHIVE_PREFIX = "archive"
 
 
 class Fenced(Exception):
@@ -65,7 +65,7 @@ class Keeper:
         """Make this status the record. Fenced if somebody else has written in between."""
         records = record.split(status, self._saved)
         if records.seats_id and records.seats_id != self._seats_id:
-            await self._put(SEATS_PREFIX + records.seats_id, records.seats)
+            await self._put(f"{SEATS_PREFIX}.{records.seats_id}", records.seats)
             self._seats_id = records.seats_id
         try:
             if self._revision:
@@ -86,14 +86,14 @@ class Keeper:
         for value in names.values():
             workers[_worker_name(value)] = value
         seats_id = record.seats_id(job)
-        seats = await self._store.get(SEATS_PREFIX + seats_id) if seats_id else None
+        seats = await self._store.get(f"{SEATS_PREFIX}.{seats_id}") if seats_id else None
         self._seats_id = seats_id
         return record.join(job, workers, seats.value if seats else b"")
 
     async def _put_workers(self, workers: dict[str, bytes]) -> None:
         for name, value in workers.items():
             # Worker names may have any characters; keys may not, and one worker is one record.
-            await self._put(WORKER_PREFIX + name.encode().hex(), value)
+            await self._put(f"{WORKER_PREFIX}.{name.encode().hex()}", value)
 
     async def _put(self, key: str, value: bytes) -> None:
         """Write a record that only its newest writer knows: the last one wins, whoever it is."""
@@ -104,7 +104,7 @@ class Keeper:
             await self._store.update(key, value, found.revision)
 
     async def _archive(self, status: Status, job: bytes) -> None:
-        await self._put(f"{ARCHIVE_PREFIX}{status.spec.generation}", job)
+        await self._put(f"{ARCHIVE_PREFIX}.{status.spec.generation}", job)
         for entry in await self._store.list(WORKER_PREFIX):
             await self._store.delete(entry.key)
         logger.info("archived generation %d, which ended in %s", status.spec.generation, status.phase.value)
