@@ -23,6 +23,7 @@ from aegis_elastic.core.view import WorkerView, worker_views
 AGENT_LOST = "agent lost"
 _CONSEQUENCE = recovery.Verdict("", 0, "", "a consequence")
 _BY_THE_AGENTS = recovery.Verdict("unknown", 1, "", "restarted by the agents: nothing was checked")
+_CHECKING = {Phase.BOOT_CHECKING: "bootcheck", Phase.TROUBLESHOOTING: "troubleshoot"}
 _OUTCOME = {Phase.SUCCEED: "succeeded", Phase.FAILED: "failed"}
 
 
@@ -268,8 +269,9 @@ class _Story:
             self.mends.append(_Mend(end.n, noticed, line.t, detect_s))
 
     def _finish(self, event: Finish, t: float, before: Status) -> None:
-        phase = "bootcheck" if before.phase is Phase.BOOT_CHECKING else "troubleshoot"
-        self.checks += [_check(event, phase, check) for check in event.checks]
+        phase = _CHECKING.get(before.phase)
+        if phase:
+            self.checks += [_check(event, phase, check) for check in event.checks]
         mend = self.mends[-1] if self.mends else None
         if mend is None or mend.ran_at is not None:
             return

@@ -50,7 +50,9 @@ def status_view(status: Status, plane: dict[str, Any]) -> dict[str, Any]:
         "seqNum": status.seq_num,
         "maxRetry": spec.max_retry,
         "recoverCount": status.recover_count,
-        "workers": [msgspec.to_builtins(worker) for worker in worker_views(status)],
+        "workers": [
+            {**msgspec.to_builtins(worker), "ranks": list(worker.ranks)} for worker in worker_views(status)
+        ],
         "errorNodes": [msgspec.to_builtins(node) for node in status.error_nodes],
         "plane": plane,
     }
