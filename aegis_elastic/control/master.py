@@ -341,9 +341,9 @@ class Master:
             await self._performer.say(effect.worker, words.Dismissal(effect.uid, effect.reason))
         elif isinstance(effect, RecordErrorNode):
             logger.warning("node %s is faulty: %s", effect.node_name, effect.reason)
-        elif (
-            effect.seq_num == self._status.seq_num
-        ):  # an order that another has overtaken is not worth sending
+        elif effect.seq_num == self._status.seq_num and self._status.phase not in TERMINAL:
+            # An order that another has overtaken is not worth sending, and `_close` sends the last one: after
+            # the report, which agents that have left can't hear.
             self._repeat_at = time.monotonic() + REPEAT_S
             await self._performer.publish_order(self._status)
 
