@@ -84,7 +84,7 @@ class AegisElasticAgent(NodeBody):
             self._on_next_store(item.address)
         elif isinstance(item, _Met):
             self._on_met(item)
-        elif item == "store":
+        elif item in ("store", "look"):
             self._say_again()
 
     def _drain_guard(self) -> None:

@@ -249,6 +249,7 @@ class NodeBody(SeamAgent):
                 workers,
                 lambda peers: self._inbox.put(PeersEnded(peers)),
                 lambda peers, address: self._inbox.put(NextStore(peers, address)),
+                lambda: self._inbox.put("look"),
             )
             rendezvous_s = time.monotonic() - began_s
             self._ranks = RankGroup.start(self, self._guard, order, seat, self._generation)

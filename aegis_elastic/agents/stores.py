@@ -40,6 +40,8 @@ CALL_TIMEOUT_S = 3.0
 LOOK_S = 1.0
 NEXT_TIMEOUT_S = 60.0
 BACKLOG = 4096
+# How many agents look who is there: more than one, since the one that looks may be the one that is cut off.
+LOOKERS = 3
 
 
 class StoreGone(Exception):
@@ -143,12 +145,13 @@ class Peers:
         workers: tuple[str, ...],
         on_end: Callable[[Peers], None],
         on_next: Callable[[Peers, str], None],
+        on_look: Callable[[], None],
     ) -> None:
         """Connect; StoreGone if the store can't be reached. The callbacks come from the thread of our own."""
         self.address = address
         self._group_rank = group_rank
         self._workers = workers
-        self._on_end, self._on_next = on_end, on_next
+        self._on_end, self._on_next, self._on_look = on_end, on_next, on_look
         self._asking = connect(address)
         self._looking = connect(address)
         self._closed = threading.Event()
@@ -165,7 +168,7 @@ class Peers:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The workers that showed themselves since the last look; only the first agent looks."""
+        """The workers that showed themselves since the last look; only the first few agents look."""
         return self._alive
 
     def claim(self, how: str) -> str:
@@ -206,6 +209,12 @@ class Peers:
             raise StoreGone(f"the store at {self.address} doesn't answer: {_first_line(error)}") from None
 
     def _look(self) -> None:
+        try:
+            self._look_until_end()
+        finally:
+            self._forget_alive()
+
+    def _look_until_end(self) -> None:
         while not self._closed.is_set():
             try:
                 self._show_and_count()
@@ -216,10 +225,17 @@ class Peers:
                 return  # The store is gone; whoever needs it finds out by `claim`.
             if not self._closed.is_set():
                 self._ended = bytes(self._looking.get(END_KEY)).decode()
+                self._forget_alive()
                 self._on_end(self)
                 if self._ended != ENDED_BY_PLANE:
                     self._wait_next()
             return
+
+    def _forget_alive(self) -> None:
+        """What was seen once must not be told for ever."""
+        self._alive = frozenset()
+        if not self._closed.is_set():
+            self._on_look()
 
     def _wait_next(self) -> None:
         """Wait for the first agent to say where the next store is; "" if it doesn't."""
@@ -233,12 +249,13 @@ class Peers:
 
     def _show_and_count(self) -> None:
         self._looking.add(f"{ALIVE_KEY}{self._group_rank}", 1)
-        if self._group_rank != 0:
+        if self._group_rank >= LOOKERS:
             return
         counts = [self._looking.add(f"{ALIVE_KEY}{peer}", 0) for peer in range(len(self._workers))]
         moved = (now > before for now, before in zip(counts, self._counts, strict=True))
         self._alive = frozenset(worker for worker, here in zip(self._workers, moved, strict=True) if here)
         self._counts = counts
+        self._on_look()
 
 
 def _log_failure(future: concurrent.futures.Future[None]) -> None:
