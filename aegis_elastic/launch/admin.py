@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.launch.errors import AdminRefused, AdminUnreachable, BadRecord
+from aegis_elastic.control.errors import AdminRefused, AdminUnreachable, BadRecord
 
 METHOD = "/aegis.Admin/Call"
 # The certificate proves the master by being the pinned one; this is merely the name that it is made out to.

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from aegis_elastic.control.errors import BadRecord, LaunchError, NoSuchJob
 from aegis_elastic.core.journal import BadJournal, Line, encode_line, read, replay, walk
 from aegis_elastic.core.model import TERMINAL
 from aegis_elastic.launch import admin, plain, records, screen
-from aegis_elastic.launch.errors import BadRecord, LaunchError, NoSuchJob
 from aegis_elastic.launch.follow import follow
 from aegis_elastic.launch.status_screen import render_line, render_status
 

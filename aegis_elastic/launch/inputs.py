@@ -21,7 +21,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import determine_local_world_size
 
-from aegis_elastic.launch.errors import UsageError
+from aegis_elastic.control.errors import UsageError
 
 
 def node_range(nnodes: str) -> tuple[int, int]:

@@ -24,12 +24,13 @@ from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
 from aegis_elastic.agents.link import Identity, PlaneLink
 from aegis_elastic.agents.torch_seam import JobIdentity, command_of
 from aegis_elastic.bus.secret import SecretError, find_secret
+from aegis_elastic.control import hosts, places
 from aegis_elastic.control.config import PlaneConfig
+from aegis_elastic.control.errors import UsageError
+from aegis_elastic.control.plane_host import PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import hosts, places, screen
-from aegis_elastic.launch.errors import UsageError
+from aegis_elastic.launch import screen
 from aegis_elastic.launch.options import Options
-from aegis_elastic.launch.plane_host import PlaneFailed, PlaneHost, PortTaken
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ def narrate(text: str) -> None:
 
 class Launcher:
     """One launch on one node. `run` returns the exit code."""
+
+    # The one seam for `aegis_elastic.testing.faults`: its own launcher starts agents that wait at gates.
+    agent_type: type[AegisElasticAgent] = AegisElasticAgent
 
     def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
         self._options = options
@@ -127,8 +131,8 @@ class Launcher:
         again = ", continued" if self._host.resumed else ""
         bound = "" if self._address.startswith("127.") else f"; the control plane listens on {self._address}"
         narrate(
-            f"job {options.job_name} (generation {self._host.generation}{again}): at most {options.max_restarts} "
-            f"restarts; run directory {self._host.run_dir}{bound}"
+            f"job {options.job_name} (generation {self._host.generation}{again}): at most "
+            f"{options.max_restarts} restarts; run directory {self._host.run_dir}{bound}"
         )
         return self._host.port, ""
 
@@ -207,7 +211,7 @@ class Launcher:
             check_paths={kind: str(path) for kind, path in options.aegis.check_paths.items()},
         )
         assert config.logs_specs is not None
-        return AegisElasticAgent(
+        return self.agent_type(
             spec,
             config.logs_specs,
             log_line_prefix_template=config.log_line_prefix_template,

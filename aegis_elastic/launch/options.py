@@ -19,8 +19,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
+from aegis_elastic.control.errors import UsageError
 from aegis_elastic.launch import inputs
-from aegis_elastic.launch.errors import UsageError
 from aegis_elastic.launch.parser import make_parser, resolve_environment
 
 __all__ = ["AegisOptions", "Endpoint", "Options", "UsageError", "parse"]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch.distributed.run import get_args_parser
 
-from aegis_elastic.launch.errors import UsageError
+from aegis_elastic.control.errors import UsageError
 from aegis_elastic.launch.flags import Collect, FromEnvironment, add_flags
 
 _ABOUT = """\

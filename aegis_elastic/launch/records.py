@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from aegis_elastic.control import places
+from aegis_elastic.control.errors import AdminUnreachable, BadRecord, LaunchError, NoSuchJob, UsageError
 from aegis_elastic.core.journal import BadJournal, Line, read
 from aegis_elastic.core.model import TERMINAL
 from aegis_elastic.core.report import Report
-from aegis_elastic.launch import admin, places
-from aegis_elastic.launch.errors import AdminUnreachable, BadRecord, LaunchError, NoSuchJob, UsageError
+from aegis_elastic.launch import admin
 
 STATUS_FILE = "status.json"
 REPORT_FILE = "report.json"

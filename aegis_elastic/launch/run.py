@@ -16,8 +16,8 @@ def main(argv: list[str] | None = None) -> int:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         os.environ[OUR_LOG_LEVEL] = "1"
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from aegis_elastic.control.errors import LaunchError
     from aegis_elastic.launch import options
-    from aegis_elastic.launch.errors import LaunchError
 
     try:
         parsed = options.parse(sys.argv[1:] if argv is None else argv)

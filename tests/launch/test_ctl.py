@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from aegis_elastic.control import places
+from aegis_elastic.control.errors import AdminRefused, AdminUnreachable, BadRecord
 from aegis_elastic.core.journal import encode_line
 from aegis_elastic.core.report import build
 from aegis_elastic.core.view import status_view
-from aegis_elastic.launch import admin, ctl, places
-from aegis_elastic.launch.errors import AdminRefused, AdminUnreachable, BadRecord
+from aegis_elastic.launch import admin, ctl
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.run as torchrun
 
-from aegis_elastic.launch.errors import UsageError
+from aegis_elastic.control.errors import UsageError
 from aegis_elastic.launch.options import Endpoint, Options, parse
 from aegis_elastic.launch.parser import make_parser
 

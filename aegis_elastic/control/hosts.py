@@ -7,7 +7,7 @@ import socket
 
 import psutil
 
-from aegis_elastic.launch.errors import UsageError
+from aegis_elastic.control.errors import UsageError
 
 
 def resolve(host: str) -> str:

@@ -22,7 +22,7 @@ import msgspec
 
 from aegis_elastic.control import config as plane_config
 from aegis_elastic.control.config import SOCKET_FILE, PlaneConfig
-from aegis_elastic.launch.errors import LaunchError
+from aegis_elastic.control.errors import LaunchError
 
 logger = logging.getLogger(__name__)
 

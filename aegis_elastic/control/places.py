@@ -20,7 +20,7 @@ import msgspec
 
 from aegis_elastic.bus.credentials import write_private
 from aegis_elastic.bus.names import escape
-from aegis_elastic.launch.errors import BadRecord, NoSuchJob, UsageError
+from aegis_elastic.control.errors import BadRecord, NoSuchJob, UsageError
 
 CURRENT = "current"
 # A file name has at most 255 bytes everywhere that matters, and an escaped name may be three times as long.

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from aegis_elastic.bus.names import unescape
-from aegis_elastic.launch import places
-from aegis_elastic.launch.errors import NoSuchJob, UsageError
+from aegis_elastic.control import places
+from aegis_elastic.control.errors import NoSuchJob, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
 
 def registered(

@@ -1,0 +1,1 @@
+"""The torchelastic rendezvous handler `aegis`: the control plane under the stock launcher."""
