@@ -120,20 +120,27 @@ class AegisElasticAgent(NodeBody):
             if previous is None or self._seat(previous) is not None:
                 self._narrate("waiting as a spare: every seat of the job is taken")
             self._stop_then(lambda: None)
-        elif order.action in (Action.READY, Action.STOP):
-            self._end_by_plane(self._finish)
-        elif order.action is Action.BOOTCHECK:
-            self._stop_then(self._check)
-        elif order.action is Action.TROUBLESHOOT:
-            self._end_by_plane(self._check)
-        else:
+        elif order.action is Action.RUN:
             self._on_run(order, seat)
+        else:
+            self._heed()
+            if order.action is Action.BOOTCHECK:
+                self._stop_then(self._check)
+            else:
+                self._end_by_plane(self._check if order.action is Action.TROUBLESHOOT else self._finish)
+
+    def _heed(self) -> None:
+        """What we said of the last order says nothing of this one: a Finish must not be repeated under its
+        number.
+        """
+        self._say(MessageType.ACK, ReportData(state="heard"))
 
     def _on_run(self, order: Order, seat: Seat) -> None:
         running = self._ranks
         if running is not None and running.incarnation == order.incarnation and not running.stopping:
             self._say_again()  # The start that this order tells of has been made: only its number is new.
             return
+        self._heed()
         self._stop_then(lambda: self._start(order, seat))
 
     def _end_by_plane(self, then: Callable[[], None]) -> None:

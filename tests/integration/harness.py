@@ -31,6 +31,7 @@ import msgspec
 
 from aegis_elastic.core import journal
 from aegis_elastic.core.view import status_view
+from aegis_elastic.testing.faults import Gates
 from aegis_elastic.testing.netns import Host
 
 # Two loaded cores: an import of torch alone may take ten seconds. These bound a hang, they are no figures.
@@ -153,8 +154,10 @@ class Job:
         host: Host | None = None,
         flags: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        gates: Gates | None = None,
     ) -> Launch:
-        """Start one launcher: on `host`, or here. `worker` becomes its --aegis-worker-name if given.
+        """Start one launcher: on `host`, or here. `worker` becomes its --aegis-worker-name if given; with
+        `gates` its agent waits there before it finishes what an order asks (see `testing.faults`).
 
         The first one is expected to own the endpoint, so `status` and the journal are looked for with it.
         """
@@ -165,7 +168,10 @@ class Job:
         environ = self._environ(state) | {_LAUNCH: str(number)}
         environ["GLOO_SOCKET_IFNAME"] = "eth0" if host else "lo"
         environ |= dict(env or {})
-        argv = [str(_BIN / "aegis-run"), *self._flags, *flags]
+        argv = [str(_BIN / "aegis-run")]
+        if gates is not None:
+            argv = [sys.executable, "-m", "aegis_elastic.testing.faults", str(gates.folder)]
+        argv += [*self._flags, *flags]
         if worker:
             argv += ["--aegis-worker-name", worker]
         argv += [str(script), *args]
