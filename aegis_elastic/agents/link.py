@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import threading
 import time
@@ -20,7 +21,8 @@ from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.bus import contact, names
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import ContactError, Dismissed, Hello, Place, Welcome
-from aegis_elastic.bus.credentials import Credentials, NKey
+from aegis_elastic.bus.credentials import Credentials, NKey, expires_at_s
+from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.core import messages, words
 from aegis_elastic.core.messages import BadMessage, Message, MessageType, ReportData, WirePhase
@@ -33,6 +35,8 @@ HEARTBEAT_S = 1.0
 CONTACT_TIMEOUT_S = 10.0
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
+# The master renews a JWT when a third of its life is left. A restarted one doesn't know ours: then we ask.
+OWN_RENEWAL_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,9 @@ class PlaneLink:
         self._thread = threading.Thread(target=self._run, name="aegis-link", daemon=True)
         self._join_timeout_s = 0.0
         self._started_s = 0.0
+        self._late = False
+        self._introduction: asyncio.Task[None] | None = None
+        self._renew_at_s = float("inf")
 
     @property
     def identity(self) -> Identity:
@@ -147,10 +154,10 @@ class PlaneLink:
         self._poke()
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Send what is unsent, leave the bus, end the thread."""
+        """Send what is unsent, leave the bus, end the thread; wait for its end `timeout_s` at most."""
         self._closing.set()
         self._poke()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and timeout_s > 0:
             self._thread.join(timeout_s)
 
     def _poke(self) -> None:
@@ -170,10 +177,17 @@ class PlaneLink:
 
     async def _live(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        place = await self._first_contact()
-        if place is None:
-            return
-        await self._join_bus(place)
+        while True:
+            place = await self._first_contact()
+            if place is None:
+                return
+            try:
+                await self._join_bus(place)
+                break
+            except BusError as error:
+                # Its port may be blocked although the door is open: that is no way to join either.
+                self._note_late(f"cannot reach the bus at {self._host}:{place.welcome.bus_port}: {error}")
+                await self._pause(RETRY_S_MAX)
         self._inbox.put(Joined(place.welcome, place.proven))
         try:
             await self._heartbeats()
@@ -183,23 +197,31 @@ class PlaneLink:
 
     async def _first_contact(self) -> Place | None:
         """Knock until the door opens. None when there is no use in it, or when the agent ends."""
-        late, attempt = False, 0
+        attempt = 0
         while not self._closing.is_set():
-            hello = self._hello()
             try:
                 return await asyncio.to_thread(
-                    contact.call, self._host, self._port, hello, self._secret, CONTACT_TIMEOUT_S
+                    contact.call, self._host, self._port, self._hello(), self._secret, self._attempt_s()
                 )
             except ContactError as error:
                 if not error.retry:
                     self._inbox.put(Refused(str(error), usage=not isinstance(error, Dismissed)))
                     return None
-                if not late and time.monotonic() - self._started_s >= self._join_timeout_s:
-                    late = True
-                    self._inbox.put(NotJoined(str(error)))
+                self._note_late(str(error))
             attempt += 1
             await self._pause(min(RETRY_S_MIN * 2**attempt, RETRY_S_MAX) * random.uniform(0.5, 1.0))
         return None
+
+    def _attempt_s(self) -> float:
+        """How long one attempt may take: it ends with the join timeout, so that all nodes give up together."""
+        left_s = self._started_s + self._join_timeout_s - time.monotonic()
+        return min(CONTACT_TIMEOUT_S, left_s) if left_s > RETRY_S_MAX else RETRY_S_MAX
+
+    def _note_late(self, reason: str) -> None:
+        """Tell the agent, once, that joining takes longer than the timeout."""
+        if not self._late and time.monotonic() - self._started_s >= self._join_timeout_s:
+            self._late = True
+            self._inbox.put(NotJoined(reason))
 
     def _hello(self) -> Hello:
         me = self._identity
@@ -228,8 +250,9 @@ class PlaneLink:
             on_reconnect=lambda: self._inbox.put(BusChanged(True)),
             on_violation=lambda text: logger.error("the bus refused us something: %s", text),
             on_refused=lambda text: self._again(f"the bus refuses our credentials: {text}"),
-            timeout_s=CONTACT_TIMEOUT_S,
+            timeout_s=self._attempt_s(),
         )
+        self._note_jwt(place.welcome.jwt)
         await self._bus.subscribe(names.order_all(me.namespace, me.job), self._take_order)
         await self._bus.subscribe(names.order(me.namespace, me.job, me.worker), self._take_word)
 
@@ -241,6 +264,8 @@ class PlaneLink:
                 await self._bus.publish(subject, self._report)
             if self._closing.is_set():
                 return
+            if time.time() >= self._renew_at_s:
+                self._again("our JWT runs out")
             await self._pause(HEARTBEAT_S)
 
     async def _pause(self, seconds: float) -> None:
@@ -269,8 +294,7 @@ class PlaneLink:
         if word.uid != self._identity.uid:
             return
         if isinstance(word, words.Renewal):
-            assert self._bus is not None
-            await self._bus.renew(word.jwt)
+            await self._take_jwt(word.jwt)
         elif isinstance(word, words.Dismissal):
             self._inbox.put(Refused(word.reason, usage=False))
         elif isinstance(word, words.Recall):
@@ -279,16 +303,28 @@ class PlaneLink:
             self._inbox.put(Farewell(word.report))
 
     def _again(self, reason: str) -> None:
-        """Introduce ourselves anew: the plane doesn't know us any more, or our JWT has run out."""
-        logger.info("first contact again: %s", reason)
+        """Introduce ourselves anew: the plane doesn't know us any more, or our JWT runs out."""
         assert self._loop is not None
-        task = self._loop.create_task(self._renew(), name="aegis first contact again")
-        task.add_done_callback(_log_failure)
+        if self._introduction is not None and not self._introduction.done():
+            return  # One knock at a time: the reason for it may come with every heartbeat.
+        logger.info("first contact again: %s", reason)
+        self._introduction = self._loop.create_task(self._renew(), name="aegis first contact again")
+        self._introduction.add_done_callback(_log_failure)
 
     async def _renew(self) -> None:
+        self._late = True  # It was joined once: nobody waits for us to join.
         place = await self._first_contact()
-        if place is not None and self._bus is not None:
-            await self._bus.renew(place.welcome.jwt)
+        if place is not None:
+            await self._take_jwt(place.welcome.jwt)
+
+    async def _take_jwt(self, jwt: str) -> None:
+        assert self._bus is not None
+        await self._bus.renew(jwt)
+        self._note_jwt(jwt)
+
+    def _note_jwt(self, jwt: str) -> None:
+        now_s, until_s = time.time(), expires_at_s(jwt) or math.inf
+        self._renew_at_s = until_s - OWN_RENEWAL_SHARE * (until_s - now_s) if until_s < math.inf else math.inf
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

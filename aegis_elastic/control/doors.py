@@ -96,6 +96,13 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a Hello: {error}")
         if hello.schema > contact.SCHEMA:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker is newer than the control plane")
+        if self._secret is None and hello.proof:
+            # It would find out by our answer, but by then it would have a seat that nobody takes.
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "this worker has a join secret and the control plane has none; give every node the same "
+                "secret, or none",
+            )
         if self._secret is not None:
             expected = contact.hello_proof(self._secret, self._fingerprint, hello)
             if not contact.proofs_equal(hello.proof, expected):

@@ -129,8 +129,8 @@ class Master:
             raise ValueError(
                 f"this control plane serves job {spec.job_name!r} of namespace {spec.namespace!r}"
             )
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._answers[hello.uid] = answer
+        # A worker that grew tired of waiting asks again: both calls get the one answer.
+        answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
         self.feed(Join(hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal))
         refusal = await answer
         if refusal:
