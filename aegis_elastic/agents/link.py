@@ -213,9 +213,11 @@ class PlaneLink:
         return None
 
     def _attempt_s(self) -> float:
-        """How long one attempt may take: it ends with the join timeout, so that all nodes give up together."""
+        """How long one attempt may take: one ends with the join timeout, so that all nodes give up
+        together.
+        """
         left_s = self._started_s + self._join_timeout_s - time.monotonic()
-        return min(CONTACT_TIMEOUT_S, left_s) if left_s > RETRY_S_MAX else RETRY_S_MAX
+        return CONTACT_TIMEOUT_S if left_s <= 0 else min(CONTACT_TIMEOUT_S, max(left_s, RETRY_S_MAX))
 
     def _note_late(self, reason: str) -> None:
         """Tell the agent, once, that joining takes longer than the timeout."""

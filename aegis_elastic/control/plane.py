@@ -13,6 +13,7 @@ import asyncio
 import collections
 import contextlib
 import ctypes
+import fcntl
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 RESTART_WINDOW_S = 60.0
+LOCK_FILE = "alive.lock"
 # After the job has ended, agents that are slow to go are given this long.
 FAREWELL_S = 5.0
 MASTER_STOP_S = 3.0
@@ -65,14 +68,12 @@ class Plane:
         path = self._config.path
         socket_path = path / SOCKET_FILE
         socket_path.unlink(missing_ok=True)
-        umask = os.umask(0o077)
+        directory = os.open(path, os.O_PATH)
         try:
-            directory = os.open(path, os.O_PATH)
             # Through the descriptor: a socket's path has at most 107 bytes, state directories may be deeper.
             server = await asyncio.start_unix_server(self._hold, f"/proc/self/fd/{directory}/{SOCKET_FILE}")
-            os.close(directory)
         finally:
-            os.umask(umask)
+            os.close(directory)
         if self._first_holder is not None:
             first = await asyncio.open_connection(sock=self._first_holder)
             self._holders.add(first[1])
@@ -248,6 +249,14 @@ def _with_port(config: PlaneConfig, port: int) -> PlaneConfig:
     return msgspec.structs.replace(config, port=port)
 
 
+@contextlib.contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    """Wait until no other plane uses this directory: one that is about to end may still hold the ports."""
+    with open(directory / LOCK_FILE, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -257,6 +266,8 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s plane %(levelname)s %(message)s", stream=sys.stderr
     )
+    # Nothing that we or our children write is for others: keys, the bus's store, the socket.
+    os.umask(0o077)
     config = plane_config.load(Path(argv[0]) / plane_config.CONFIG_FILE)
     # Signals for the launcher's group are not for us; SIGTERM is how we are asked to end.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
@@ -271,7 +282,8 @@ def main(argv: list[str]) -> int:
             await Plane(config, first).run()
 
     try:
-        asyncio.run(serve())
+        with _only_one(config.path):
+            asyncio.run(serve())
     except GivenUp as error:
         logger.error("the control plane gives up: %s", error)
         return 1

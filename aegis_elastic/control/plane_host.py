@@ -23,6 +23,8 @@ import msgspec
 from aegis_elastic.control import config as plane_config
 from aegis_elastic.control.config import SOCKET_FILE, PlaneConfig
 from aegis_elastic.control.errors import LaunchError
+from aegis_elastic.control.places import make_private
+from aegis_elastic.worker.environment import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,12 @@ class PlaneHost:
             return False
         finally:
             os.close(directory)
-        self._await_ready(holder)
+        try:
+            self._await_ready(holder)
+        except PlaneFailed as error:
+            # It was about to end. Ours waits until it has.
+            logger.info("the control plane that was running here has ended: %s", error)
+            return False
         self._narrate("took up the control plane that was running here")
         return True
 
@@ -118,6 +125,8 @@ class PlaneHost:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # It reads the secret from its configuration, which nobody else can.
+                env=without_secrets(os.environ),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 cwd="/",
@@ -179,7 +188,7 @@ def _first_fact(holder: socket.socket) -> dict[str, Any]:
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """One launcher of a host at a time looks for, or starts, this job's plane."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(directory)
     with open(directory / LOCK_FILE, "ab", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
