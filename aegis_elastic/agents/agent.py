@@ -18,13 +18,14 @@ from typing import Any
 from aegis_elastic.agents import alone
 from aegis_elastic.agents.body import NextStore, NodeBody, Outcome, PeersEnded
 from aegis_elastic.agents.fallback import Fallback
-from aegis_elastic.agents.guard_client import Exited, GuardClient, GuardDied, Stopped
+from aegis_elastic.agents.guard_client import Exited, GuardDied, Stopped
 from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.core.attribution import clues_of
 from aegis_elastic.core.messages import IndependentEnd, MessageType, ReportData
-from aegis_elastic.core.model import Failure
+from aegis_elastic.core.events import Finding
+from aegis_elastic.core.model import CheckResult, Failure
 from aegis_elastic.core.orders import Action, Order
 from aegis_elastic.core.ranks import Seat
 
@@ -38,6 +39,8 @@ RECONNECT_S = 2.0
 PLANE_RETURN_S = 60.0
 # Ranks are done and nobody closes the job: after this we close it among ourselves.
 CLOSE_S = 10.0
+# All is done in independent mode: how long a master that hears us may take to send the report.
+REPORT_S = 3.0
 EXIT_BARRIER_S = 300.0
 
 
@@ -57,6 +60,8 @@ class AegisElasticAgent(NodeBody):
         # Whether the agents lead themselves: for now, or because no master ever brought them together.
         self._alone = False
         self._from_start = False
+        # From the start alone: the newest order of a master that hears us all the same.
+        self._heard: Order | None = None
 
     def _clear_up(self) -> None:
         super()._clear_up()
@@ -87,6 +92,18 @@ class AegisElasticAgent(NodeBody):
         elif item in ("store", "look"):
             self._say_again()
 
+    def _say_again(self) -> None:
+        if not self._from_start:
+            super()._say_again()
+        elif self._heard is not None:
+            # For its books: what we do is not what it ordered, but it may know how we fare.
+            self._report_on(self._heard)
+
+    def _finish(self, findings: tuple[Finding, ...] = (), checks: tuple[CheckResult, ...] = ()) -> None:
+        super()._finish(findings, checks)
+        if not self._link.connected:
+            self._wait(PLANE_RETURN_S, self._on_plane_gone)
+
     def _drain_guard(self) -> None:
         for event in self._guard.events():
             if isinstance(event, GuardDied):
@@ -103,7 +120,8 @@ class AegisElasticAgent(NodeBody):
 
     def _on_order(self, order: Order) -> None:
         if self._from_start:
-            return  # One world without a plane: whoever can hear one goes with those who can't.
+            self._on_order_without_plane(order)
+            return
         if self._alone and not self._back_in_step(order):
             return
         if self._order is not None and order.seq_num <= self._order.seq_num:
@@ -114,6 +132,7 @@ class AegisElasticAgent(NodeBody):
         if order.action is Action.CLOSE:
             self._close(order)
         elif order.action is Action.INDEPENDENT:
+            self._heard = order
             self._fall_back(order.reason or "not enough nodes reached the master in time")
         elif seat is None:
             self._say(MessageType.ACK, ReportData(state="spare"))
@@ -134,6 +153,12 @@ class AegisElasticAgent(NodeBody):
         number.
         """
         self._say(MessageType.ACK, ReportData(state="heard"))
+
+    def _on_order_without_plane(self, order: Order) -> None:
+        """One world without a plane: whoever can hear one goes with those who can't, and merely tells it."""
+        self._heard = order
+        if order.action is Action.CLOSE and self._said[0] is MessageType.FINISH and self._deadline:
+            self._wait(0.0, self._close_alone)
 
     def _on_run(self, order: Order, seat: Seat) -> None:
         running = self._ranks
@@ -183,15 +208,21 @@ class AegisElasticAgent(NodeBody):
             self._fail(_told(failures[0]), failures, detect_s)
         elif not ranks.running:
             self._say(MessageType.FINISH, ReportData(state="finished"))
-            if not self._link.connected or self._from_start:
-                self._wait(0.0 if self._from_start else CLOSE_S, self._close_alone)
+            if self._from_start:
+                self._wait(REPORT_S if self._link.connected else 0.0, self._close_alone)
+            elif not self._link.connected:
+                self._wait(CLOSE_S, self._close_alone)
 
     def _fail(self, reason: str, failures: tuple[Failure, ...], detect_s: float = 0.0) -> None:
         data = ReportData(
             failures=failures, clues=clues_of(failures), reason=reason, timings_s={"detect_s": detect_s}
         )
+        if self._from_start:
+            self._said = (MessageType.ERROR, data)  # Said when it is the job's end: a master counts no restart.
+            self._end_alone()
+            return
         self._say(MessageType.ERROR, data)
-        if self._from_start or self._alone:
+        if self._alone:
             self._end_alone()
         else:
             self._wait(ANSWER_S if self._link.connected else RECONNECT_S, self._end_alone)
@@ -200,7 +231,7 @@ class AegisElasticAgent(NodeBody):
         logger.error("the guard process ended; the kernel has killed the ranks")
         self._selector.unregister(self._guard)
         self._guard.close()
-        self._guard = GuardClient.start(self._me.job)
+        self._guard = self._open_guard()
         self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
         ranks = self._ranks
         if ranks is not None and not ranks.stopped:
@@ -252,6 +283,8 @@ class AegisElasticAgent(NodeBody):
             f"{end.worker}: {end.reason}. The control plane can't be reached: "
             + ("retries used up, the job ends" if end.ended else "all nodes restart together without it")
         )
+        if end.ended and self._from_start:
+            self._say(MessageType.ERROR, ReportData(reason=end.reason, failures=end.failures))
         if end.ended:
             self._stop_then(lambda: self._leave_together(1, f"{end.reason}: retries used up"))
         else:
@@ -298,6 +331,9 @@ class AegisElasticAgent(NodeBody):
         if self._from_start or self._fallback is not None or (self._order and self._ranks):
             return
         self._from_start = True
+        if self._heard is None:
+            # No master may give us a seat any more: we would not take it.
+            self._link.close(0.0)
         self._narrate(f"WITHOUT FAULT TOLERANCE: {reason}. Running as an ordinary torchelastic job")
         self._meet()
 
@@ -352,9 +388,24 @@ class AegisElasticAgent(NodeBody):
             self._narrate("the control plane can be reached again")
             self._say_again()
         elif self._order is not None and not self._from_start:
+            if self._ranks is None or self._ranks.stopped:
+                self._narrate("the control plane can't be reached; waiting for it")
+                self._wait(PLANE_RETURN_S, self._on_plane_gone)
+                return
             self._narrate("the control plane can't be reached; training is not touched")
             if self._said[0] is MessageType.FINISH and self._order.action is Action.RUN:
                 self._wait(CLOSE_S, self._close_alone)
+
+    def _on_plane_gone(self) -> None:
+        """No ranks, no orders, and no plane came back: begin without it, or end if a recovery was under way."""
+        order = self._order
+        if self._link.connected or order is None or (self._ranks is not None and self._ranks.running):
+            return
+        why = f"the control plane has been out of reach for {PLANE_RETURN_S:.0f} s"
+        if order.incarnation == 0:
+            self._fall_back(why)
+        else:
+            self._leave(1, f"{why}, in the middle of a recovery that it leads")
 
     def _on_signal(self, signum: int) -> None:
         if signum not in self._set.signals:

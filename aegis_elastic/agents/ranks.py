@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from aegis_elastic.agents.guard_client import Exited, GuardClient, Stopped
 from aegis_elastic.agents.stores import split
-from aegis_elastic.agents.torch_seam import GuardedContext, SeamAgent, failure_of
+from aegis_elastic.agents.torch_seam import SeamAgent, failure_of
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.ranks import Seat
@@ -19,10 +20,19 @@ LAST_LINES = 20
 TAIL_BYTES = 16384
 
 
+class Context(Protocol):
+    """What is asked of the processes: local rank -> pid, error file ("": none), file of its stderr."""
+
+    error_files: dict[int, str]
+    stderrs: dict[int, str]
+
+    def pids(self) -> dict[int, int]: ...
+
+
 class RankGroup:
     """The ranks of one incarnation on this node. Made by `start`; events of the guard go to `on_event`."""
 
-    def __init__(self, context: GuardedContext, seat: Seat, incarnation: int, generation: int) -> None:
+    def __init__(self, context: Context, seat: Seat, incarnation: int, generation: int) -> None:
         self.seat = seat
         self.incarnation = incarnation
         self.generation = generation
