@@ -23,8 +23,8 @@ from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.core.attribution import clues_of
-from aegis_elastic.core.messages import IndependentEnd, MessageType, ReportData
 from aegis_elastic.core.events import Finding
+from aegis_elastic.core.messages import IndependentEnd, MessageType, ReportData
 from aegis_elastic.core.model import CheckResult, Failure
 from aegis_elastic.core.orders import Action, Order
 from aegis_elastic.core.ranks import Seat
@@ -218,7 +218,8 @@ class AegisElasticAgent(NodeBody):
             failures=failures, clues=clues_of(failures), reason=reason, timings_s={"detect_s": detect_s}
         )
         if self._from_start:
-            self._said = (MessageType.ERROR, data)  # Said when it is the job's end: a master counts no restart.
+            # Said when it is the job's end: no master counts what is restarted without it.
+            self._said = (MessageType.ERROR, data)
             self._end_alone()
             return
         self._say(MessageType.ERROR, data)
@@ -397,7 +398,7 @@ class AegisElasticAgent(NodeBody):
                 self._wait(CLOSE_S, self._close_alone)
 
     def _on_plane_gone(self) -> None:
-        """No ranks, no orders, and no plane came back: begin without it, or end if a recovery was under way."""
+        """No ranks, no orders, and no plane came back: begin without it, or end if it was in a recovery."""
         order = self._order
         if self._link.connected or order is None or (self._ranks is not None and self._ranks.running):
             return

@@ -1,0 +1,319 @@
+"""What a node can do: hold ranks, stop and start them, run checks, say how it is, wait. The agent's
+mechanics.
+
+One selector waits for everything: the guard's descriptor (deaths of ranks), the inbox (orders, news of the
+link, signals), the checks' pipe, and one deadline. What any of it means is for `agents.agent`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs
+
+from aegis_elastic.agents import requests
+from aegis_elastic.agents.alone import Ledger
+from aegis_elastic.agents.checker import Checker
+from aegis_elastic.agents.fallback import Meeting
+from aegis_elastic.agents.guard_client import GuardClient, GuardError
+from aegis_elastic.agents.inbox import Inbox
+from aegis_elastic.agents.link import Identity, PlaneLink
+from aegis_elastic.agents.ranks import RankGroup
+from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
+from aegis_elastic.agents.torch_seam import SeamAgent
+from aegis_elastic.core.events import Finding
+from aegis_elastic.core.messages import MessageType, ReportData, WirePhase
+from aegis_elastic.core.model import CheckResult, Failure
+from aegis_elastic.core.orders import WIRE_PHASE, Order
+from aegis_elastic.core.ranks import Seat
+from aegis_elastic.core.report import Report
+from aegis_elastic.worker.environment import without_secrets
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user may set of the agent. Times in seconds; `signals` end the launcher, others are passed
+    on.
+    """
+
+    meeting: Meeting
+    fault_grace_s: float = 1.0
+    shutdown_timeout_s: float = 30.0
+    signals: frozenset[int] = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+    check_paths: dict[str, str] = field(default_factory=dict)
+    isolate_exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended for this launcher. `report` is the job's, if the master sent one."""
+
+    code: int
+    reason: str = ""
+    report: Report | None = None
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeersEnded:
+    """The incarnation's end was written into its store."""
+
+    peers: Peers
+
+
+@dataclass(frozen=True)
+class NextStore:
+    """The first agent said where the next incarnation's store is ("": it didn't)."""
+
+    peers: Peers
+    address: str
+
+
+class NodeBody(SeamAgent):
+    """torchelastic's agent with a loop of our own; everything below the loop (the ranks' environment) is
+    torch's.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        *,
+        log_line_prefix_template: str | None,
+        identity: Identity,
+        link: PlaneLink,
+        inbox: Inbox,
+        settings: Settings,
+        narrate: Callable[[str], None],
+    ) -> None:
+        super().__init__(spec, logs_specs, log_line_prefix_template=log_line_prefix_template)
+        self._me = identity
+        self._link = link
+        self._inbox = inbox
+        self._set = settings
+        self._narrate = narrate
+        self._logs_specs_dir = logs_specs.root_log_dir
+        self._selector = selectors.DefaultSelector()
+        self._guard = self._open_guard()
+        self._shelf = Shelf(identity.node_ip, lambda: inbox.put("store"))
+        self._order: Order | None = None
+        self._ranks: RankGroup | None = None
+        self._peers: Peers | None = None
+        self._old_peers: Peers | None = None
+        self._checker: Checker | None = None
+        self._ledger = Ledger()
+        self._generation = 0
+        self._then: Callable[[], None] | None = None
+        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._said: tuple[MessageType, ReportData] = (MessageType.ACK, ReportData())
+        self._times: dict[str, float] = {}
+        self._stop_began_s = 0.0
+        self._outcome: Outcome | None = None
+        self._report: Report | None = None
+        self._gpus = requests.count_gpus()
+
+    def _open_guard(self) -> GuardClient:
+        """Who is to hold our ranks."""
+        return GuardClient.start(self._me.job)
+
+    # ------------------------------------------------------------ the loop
+
+    def supervise(self) -> Outcome:
+        """Take part in the job until it ends for this node. Leaves nothing running."""
+        self._selector.register(self._inbox, selectors.EVENT_READ, self._drain_inbox)
+        self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
+        try:
+            while self._outcome is None:
+                timeout = None if self._deadline is None else max(self._deadline[0] - time.monotonic(), 0.0)
+                for key, _ in self._selector.select(timeout):
+                    key.data()
+                if self._deadline is not None and time.monotonic() >= self._deadline[0]:
+                    _, act = self._deadline
+                    self._deadline = None
+                    act()
+            return self._outcome
+        finally:
+            self._clear_up()
+
+    def _clear_up(self) -> None:
+        if self._checker is not None and not self._checker.done:
+            self._checker.cancel()
+        self._guard.close()
+        self.finish_ranks()
+        for peers in (self._peers, self._old_peers):
+            if peers is not None:
+                peers.close()
+        self._shelf.close()
+        self._selector.close()
+
+    def _drain_inbox(self) -> None:
+        for item in self._inbox.drain():
+            if self._outcome is None:
+                self._on_item(item)
+
+    @abstractmethod
+    def _on_item(self, item: object) -> None:
+        """Something came into the inbox."""
+
+    @abstractmethod
+    def _drain_guard(self) -> None:
+        """The guard has something to say."""
+
+    @abstractmethod
+    def _fail(self, reason: str, failures: tuple[Failure, ...], detect_s: float = 0.0) -> None:
+        """Training can't go on here."""
+
+    # ------------------------------------------------------------ what an order asks for
+
+    def _stop_then(self, then: Callable[[], None], grace_s: float | None = None) -> None:
+        """Stop the ranks if there are any, and go on with `then` when nothing of them lives."""
+        if self._checker is not None and not self._checker.done:
+            self._forget_checker()
+        if self._ranks is None or self._ranks.stopped:
+            self._ranks = None
+            then()
+            return
+        self._then = then
+        if not self._ranks.stopping:
+            self._ranks.stopping = True
+            self._stop_began_s = time.monotonic()
+            self._guard.stop(self._set.fault_grace_s if grace_s is None else grace_s)
+
+    def _on_stopped(self) -> None:
+        assert self._ranks is not None
+        self._times["stop_s"] = time.monotonic() - self._stop_began_s
+        if self._ranks.unkillable:
+            pids = ", ".join(map(str, self._ranks.unkillable))
+            logger.error("processes %s survive SIGKILL (in the kernel); going on without them", pids)
+        then, self._then = self._then, None
+        if then is not None:
+            # The new start needs the logs of the last one closed; anything else need not wait for that.
+            self.finish_ranks()
+            self._ranks = None
+            then()
+
+    def _check(self) -> None:
+        order = self._order
+        seat = self._seat(order) if order is not None else None
+        if order is None or seat is None or not order.checks:
+            self._finish()
+            return
+        if order.store and seat.group_rank == 0 and requests.needs_store(order):
+            self._shelf.use(order.store)
+        request = requests.check_request(order, seat, self._me, self._set.check_paths, self._gpus)
+        self._say(MessageType.ACK, ReportData(state="checking"))
+        self._checker = Checker(request, without_secrets(os.environ))
+        self._selector.register(self._checker, selectors.EVENT_READ, self._on_check_result)
+
+    def _on_check_result(self) -> None:
+        checker = self._checker
+        if checker is None:
+            return
+        checker_fd = checker.fileno()
+        checker.read()
+        if checker.done:
+            self._selector.unregister(checker_fd)
+            self._checker = None
+            self._times["diagnose_s"] = time.monotonic() - checker.started_s
+            for result in checker.results:
+                if not result.passed:
+                    self._narrate(f"check {result.check_type}: {result.result}")
+            self._finish(checker.findings(), tuple(checker.results))
+
+    def _forget_checker(self) -> None:
+        assert self._checker is not None
+        self._selector.unregister(self._checker)
+        self._checker.cancel()
+        self._checker = None
+
+    def _start(self, order: Order, seat: Seat) -> None:
+        began_s = time.monotonic()
+        workers = tuple(other.worker for other in order.seats)
+        if seat.group_rank == 0:
+            self._shelf.use(order.store)
+        if self._old_peers is not None:
+            self._old_peers.close()
+        self._old_peers, self._peers = self._peers, None
+        self._generation += 1
+        try:
+            self._peers = Peers(
+                order.store,
+                seat.group_rank,
+                workers,
+                lambda peers: self._inbox.put(PeersEnded(peers)),
+                lambda peers, address: self._inbox.put(NextStore(peers, address)),
+                lambda: self._inbox.put("look"),
+            )
+            rendezvous_s = time.monotonic() - began_s
+            self._ranks = RankGroup.start(self, self._guard, order, seat, self._generation)
+        except (StoreGone, GuardError, OSError) as error:
+            self._narrate(f"cannot start training: {error}")
+            self._fail(str(error), ())
+            return
+        times = {"rendezvous_s": rendezvous_s, "start_s": time.monotonic() - began_s - rendezvous_s}
+        if seat.group_rank == 0:
+            again = f", start number {order.incarnation}" if order.incarnation > 1 else ""
+            self._narrate(f"training starts: {len(workers)} nodes, {_world_size(order)} ranks{again}")
+        self._say(MessageType.ACK, ReportData(state="running", started=True, timings_s=times))
+
+    def _finish(self, findings: tuple[Finding, ...] = (), checks: tuple[CheckResult, ...] = ()) -> None:
+        times, self._times = self._times, {}
+        self._say(MessageType.FINISH, ReportData(findings=findings, checks=checks, timings_s=times))
+
+    # ------------------------------------------------------------ saying and waiting
+
+    def _say(self, kind: MessageType, data: ReportData) -> None:
+        self._said = (kind, data)
+        self._say_again()
+
+    def _say_again(self) -> None:
+        """Our newest report, with what changes by itself: the store we hold, the ends that are not
+        settled.
+        """
+        order = self._order
+        if order is None:
+            self._link.report(
+                MessageType.ACK,
+                WirePhase.BOOTCHECK,
+                0,
+                0,
+                ReportData(state="joining", store=self._shelf.ready),
+            )
+            return
+        self._report_on(order)
+
+    def _report_on(self, order: Order) -> None:
+        """Report as an answer to that order."""
+        kind, data = self._said
+        alive: tuple[str, ...] = tuple(sorted(self._peers.alive)) if self._peers is not None else ()
+        full = msgspec.structs.replace(
+            data, store=self._shelf.ready, independent=self._ledger.ends, alive=alive
+        )
+        self._link.report(kind, WirePhase(WIRE_PHASE[order.action]), order.seq_num, order.incarnation, full)
+
+    def _wait(self, seconds: float, act: Callable[[], None]) -> None:
+        self._deadline = (time.monotonic() + seconds, act)
+
+    def _leave(self, code: int, reason: str) -> None:
+        failures = self._ranks.failures() if self._ranks is not None else ()
+        self._outcome = Outcome(code, reason, self._report, failures)
+
+    def _seat(self, order: Order) -> Seat | None:
+        return next(
+            (seat for seat in order.seats if (seat.worker, seat.uid) == (self._me.worker, self._me.uid)), None
+        )
+
+
+def _world_size(order: Order) -> int:
+    return sum(seat.nproc for seat in order.seats)

@@ -21,7 +21,7 @@ from aegis_elastic.agents.agent import AegisElasticAgent
 from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
-from aegis_elastic.agents.link import Identity, PlaneLink
+from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
 from aegis_elastic.agents.torch_seam import JobIdentity, command_of
 from aegis_elastic.bus.secret import SecretError, find_secret
 from aegis_elastic.control import hosts, places
@@ -200,7 +200,8 @@ class Launcher:
             min_nodes=config.min_nodes,
             max_nodes=config.max_nodes,
             max_restarts=options.max_restarts,
-            wait_s=options.join_timeout_s,
+            # Whoever was first gives up first, and then waits for those who are still trying to join.
+            wait_s=2 * options.join_timeout_s + CONTACT_TIMEOUT_S,
             last_call_s=options.last_call_s,
         )
         settings = Settings(
