@@ -9,6 +9,7 @@ performs the effects again: orders are repeated anyway until everybody has ackno
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import math
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from aegis_elastic.bus import names
 from aegis_elastic.bus.contact import Hello, Welcome
 from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.control.config import write_private
@@ -52,6 +54,8 @@ from aegis_elastic.core.view import status_view
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 1.0
+# An agent that was heard within this time lives: three heartbeats.
+RIVAL_S = 3.0
 # One decision leads to the next, but never in circles: a long chain is an error of ours.
 CHAIN_MAX = 64
 _QUIET = (Finish, Offer, Join)
@@ -96,6 +100,7 @@ class Master:
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
         self._told_started: set[tuple[str, int]] = set()
+        self._malformed: collections.Counter[str] = collections.Counter()
         self._closed = False
         self._adopt_or_create(begun, begun_at)
 
@@ -129,6 +134,7 @@ class Master:
             raise ValueError(
                 f"this control plane serves job {spec.job_name!r} of namespace {spec.namespace!r}"
             )
+        await self._no_rival(hello.worker, hello.uid)
         # A worker that grew tired of waiting asks again: both calls get the one answer.
         answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
         self.feed(Join(hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal))
@@ -147,6 +153,20 @@ class Master:
             max_retry=status.spec.max_retry,
             recover_count=status.recover_count,
         )
+
+    async def _no_rival(self, worker: str, uid: str) -> None:
+        """Refuse a newcomer under the name of an agent that lives: each would replace the other for ever.
+
+        An agent that has just died without its connection being closed is given the time to be missed.
+        """
+        if self._roll.alive_since(worker, uid, time.monotonic() - RIVAL_S):
+            asked_s = time.monotonic()
+            await asyncio.sleep(RIVAL_S)
+            if self._roll.alive_since(worker, uid, asked_s):
+                raise ValueError(
+                    f"a worker called {worker!r} is taking part already; give this one another "
+                    "--aegis-worker-name"
+                )
 
     async def admin(self, op: str, args: dict[str, Any]) -> Any:
         """Answer `aegisctl`. ValueError for an operation that there isn't."""
@@ -171,8 +191,9 @@ class Master:
         """A worker's report came over the bus."""
         try:
             message = messages.decode(arrived.data)
+            self._check_speaker(arrived.subject, message)
         except BadMessage as error:
-            logger.warning("ignored a malformed report on %s: %s", arrived.subject, error)
+            self._note_malformed(arrived.subject, error)
             return
         data = message.data
         if not isinstance(data, ReportData):
@@ -188,6 +209,23 @@ class Master:
         self._roll.seen(data.alive, mono)
         for event in messages.events_of(message):
             self._sort_in(event, message)
+
+    def _check_speaker(self, subject: str, message: Message) -> None:
+        """The bus lets a worker publish on its own subject only; what it says there is of itself, too."""
+        spec = self._status.spec
+        try:
+            rightful = names.report(spec.namespace, spec.job_name, message.pod_name)
+        except ValueError as error:
+            raise BadMessage(f"cannot read a message: {error}") from error
+        if subject != rightful:
+            raise BadMessage(f"cannot read a message: {message.pod_name!r} has another subject")
+
+    def _note_malformed(self, subject: str, error: BadMessage) -> None:
+        # One line for the first, then ever rarer ones: a worker that floods us must not fill the disk.
+        count = self._malformed[subject] = self._malformed[subject] + 1
+        if count & (count - 1) == 0:
+            so_far = f" ({count} so far)" if count > 1 else ""
+            logger.warning("ignored a malformed report on %s%s: %.300s", subject, so_far, error)
 
     def on_closed(self, uid: str, why: str) -> None:
         """The bus says that a connection was closed; it may come back."""

@@ -39,6 +39,16 @@ class Roll:
         """Whether this life of an agent is part of the job."""
         return uid in self._contacts
 
+    def alive_since(self, worker: str, other_than: str, since_s: float) -> bool:
+        """Whether another life of this worker has been heard since then, and has not left the bus."""
+        return any(
+            contact.worker == worker
+            and uid != other_than
+            and contact.closed_s is None
+            and contact.heard_s >= since_s
+            for uid, contact in self._contacts.items()
+        )
+
     @property
     def connected(self) -> int:
         """How many agents there are whose connection is not known to be closed."""

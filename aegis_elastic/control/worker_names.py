@@ -1,0 +1,68 @@
+"""One name, one living agent: on a host, each launcher of a job holds its worker's name by a file lock.
+
+A worker's name carries its accounts from one life of its agent to the next, so two agents that live at the
+same time must not share one: each would take the other for its own successor. Launch lines that start several
+launchers on a host give them no names, so they are numbered here; a relaunch takes the lowest number that is
+free, which is the one of the launcher that has gone. The lock goes with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aegis_elastic.control import places
+from aegis_elastic.control.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "workers"
+LAUNCHERS_MAX = 1024
+
+
+@contextmanager
+def held(job_dir: Path, wanted: str, *, chosen: bool) -> Iterator[str]:
+    """Hold a worker's name while the block runs; yields it.
+
+    A `chosen` name is taken as it is, and UsageError says when a living launcher here has it; others get a
+    number behind them. Where no lock can be had, the wanted name is yielded unheld: the master still refuses
+    a name that is alive elsewhere.
+    """
+    try:
+        folder = places.make_private(job_dir / FOLDER)
+    except UsageError as error:
+        logger.info("worker name %s is not locked: %s", wanted, error)
+        yield wanted
+        return
+    for number in range(1, LAUNCHERS_MAX + 1):
+        name = wanted if number == 1 else f"{wanted}.{number}"
+        lock = _lock(folder / places.file_name(name))
+        if lock is not None:
+            try:
+                yield name
+            finally:
+                os.close(lock)
+            return
+        if chosen:
+            raise UsageError(
+                f"cannot start as worker {wanted!r}: a launcher of this job is running here under that name; "
+                "give each its own --aegis-worker-name or --node-rank, or another job another endpoint"
+            )
+    raise UsageError(f"cannot start: {LAUNCHERS_MAX} launchers of this job run here already")
+
+
+def _lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError as error:
+        # Some network file systems have no locks: better an unheld name than none.
+        logger.info("cannot lock %s: %s", path, error)
+    return descriptor
