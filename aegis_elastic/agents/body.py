@@ -15,6 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -24,7 +25,7 @@ from aegis_elastic.agents import requests
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.checker import Checker
 from aegis_elastic.agents.fallback import Meeting
-from aegis_elastic.agents.guard_client import GuardClient, GuardError
+from aegis_elastic.agents.guard_client import Event, GuardClient, GuardError
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, PlaneLink
 from aegis_elastic.agents.ranks import RankGroup
@@ -80,6 +81,20 @@ class NextStore:
     address: str
 
 
+class Guard(Protocol):
+    """What holds the ranks and tells of their deaths, as `GuardClient` says of each method."""
+
+    def fileno(self) -> int: ...
+
+    def events(self) -> list[Event]: ...
+
+    def stop(self, grace_s: float, signum: int = ...) -> None: ...
+
+    def signal(self, signum: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class NodeBody(SeamAgent):
     """torchelastic's agent with a loop of our own; everything below the loop (the ranks' environment) is
     torch's.
@@ -123,9 +138,14 @@ class NodeBody(SeamAgent):
         self._report: Report | None = None
         self._gpus = requests.count_gpus()
 
-    def _open_guard(self) -> GuardClient:
-        """Who is to hold our ranks."""
+    def _open_guard(self) -> Guard:
+        """Whoever is to hold the ranks, anew. GuardError."""
         return GuardClient.start(self._me.job)
+
+    def _start_ranks(self, order: Order, seat: Seat) -> RankGroup:
+        """Start the ranks that the order seats here. SpawnError, GuardError."""
+        assert isinstance(self._guard, GuardClient)
+        return RankGroup.start(self, self._guard, order, seat, self._generation)
 
     # ------------------------------------------------------------ the loop
 
@@ -256,7 +276,7 @@ class NodeBody(SeamAgent):
                 lambda: self._inbox.put("look"),
             )
             rendezvous_s = time.monotonic() - began_s
-            self._ranks = RankGroup.start(self, self._guard, order, seat, self._generation)
+            self._ranks = self._start_ranks(order, seat)
         except (StoreGone, GuardError, OSError) as error:
             self._narrate(f"cannot start training: {error}")
             self._fail(str(error), ())
