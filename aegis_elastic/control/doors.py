@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -68,10 +70,10 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             bound = server.add_secure_port(where, grpc.ssl_server_credentials([(key, pem)]))
-        except RuntimeError as error:
-            raise AddressTaken(f"cannot listen on {where}: {error}") from None
+        except RuntimeError:
+            bound = 0
         if not bound:
-            raise AddressTaken(f"cannot listen on {where}: the address is in use or not ours")
+            raise AddressTaken(f"cannot listen on {where}: {_why_not(host, port)}")
         server.start()
         self._server = server
         return int(bound)
@@ -140,3 +142,14 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             return await work
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(ANSWER_TIMEOUT_S)
+
+
+def _why_not(host: str, port: int) -> str:
+    """Why that address can't be listened on, which gRPC doesn't tell."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        hints = {errno.EADDRINUSE: "another program uses that port", errno.EADDRNOTAVAIL: "not our address"}
+        return hints.get(error.errno or 0, error.strerror or str(error))
+    return "gRPC can't, though it is free"
