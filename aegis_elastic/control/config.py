@@ -14,6 +14,7 @@ from aegis_elastic.core.model import JobSpec
 CONFIG_FILE = "plane.json"
 SOCKET_FILE = "plane.sock"
 ADMIN_FILE = "admin.json"
+LOG_FILE = "plane.log"
 
 
 class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):

@@ -1,5 +1,6 @@
-"""The master's process: `python -m aegis_elastic.control.main PLANE_DIR NATS_PORT`, a child of the plane's
-supervisor.
+"""The master's process, a child of the plane's supervisor: `python -m aegis_elastic.control.main`.
+
+Reads one line from its standard input, {"directory": the plane's, "natsPort": where the bus is}, and leads.
 
 Says on its standard output, a JSON object a line, how it is: {"ready": {...}} with the port, {"failed": why},
 and after every decision how many agents there are and whether the job has ended.
@@ -133,14 +134,18 @@ async def _make_master(
     return master, run_dir
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run until ended by the supervisor; returns the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s master %(levelname)s %(message)s", stream=sys.stderr
     )
-    config = plane_config.load(Path(argv[0]) / plane_config.CONFIG_FILE)
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # The supervisor has ended before it had a job for us.
+    order = json.loads(line)
+    config = plane_config.load(Path(order["directory"]) / plane_config.CONFIG_FILE)
     try:
-        asyncio.run(_lead(config, int(argv[1])))
+        asyncio.run(_lead(config, int(order["natsPort"])))
     except Fenced as error:
         tell({"failed": str(error), "final": True})
         return EXIT_FENCED
@@ -155,4 +160,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,10 +1,13 @@
-"""The embedded control plane: `python -m aegis_elastic.control.plane PLANE_DIR [FD]`, in a session of its
-own.
+"""The embedded control plane: `python -m aegis_elastic.control.plane FD`, in a session of its own.
 
 A supervisor with two children, nats-server and the master. It starts a child again when it dies, a limited
 number of times a minute. Launchers on its host hold it by a connection to its socket; when the last holder is
 gone while agents are still connected it lingers for a while, so that a relaunch on this host can take it up
 again, and then ends. It is never an orphan for longer, and its children die with it.
+
+FD is a connection to the launcher that starts it, who is its first holder. The launcher says there which
+directory is the plane's; until then plane and master have everything imported and wait, so that a launcher
+can start them before it knows what for.
 """
 
 from __future__ import annotations
@@ -25,14 +28,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aegis_elastic.bus.credentials import PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.server import NatsServer
 from aegis_elastic.bus.tls import load_certificate, make_certificate
 from aegis_elastic.control import config as plane_config
-from aegis_elastic.control.config import SOCKET_FILE, PlaneConfig
+from aegis_elastic.control.config import LOG_FILE, SOCKET_FILE, PlaneConfig
 
 logger = logging.getLogger(__name__)
+
+Process = asyncio.subprocess.Process
 
 PR_SET_PDEATHSIG = 1
 RESTART_WINDOW_S = 60.0
@@ -49,8 +56,10 @@ class GivenUp(Exception):
 class Plane:
     """The supervisor. `run` it in one event loop; it returns when the plane is to end."""
 
-    def __init__(self, config: PlaneConfig, first_holder: socket.socket | None = None) -> None:
-        """`first_holder`: our end of the connection by which the launcher that starts us holds us."""
+    def __init__(self, config: PlaneConfig, first_holder: socket.socket, master: Process) -> None:
+        """`first_holder`: the connection to the launcher that starts us; `master`: a process of the master
+        that waits to be told what to lead.
+        """
         self._config = config
         self._first_holder = first_holder
         self._holders: set[asyncio.StreamWriter] = set()
@@ -59,7 +68,8 @@ class Plane:
         self._changed = asyncio.Event()
         self._deaths: collections.deque[float] = collections.deque()
         self._nats: NatsServer | None = None
-        self._master: asyncio.subprocess.Process | None = None
+        self._waiting: Process | None = master
+        self._master: Process | None = None
 
     async def run(self) -> None:
         """Serve until the job has ended and everybody is gone, or nobody holds us any more. GivenUp on
@@ -74,10 +84,9 @@ class Plane:
             server = await asyncio.start_unix_server(self._hold, f"/proc/self/fd/{directory}/{SOCKET_FILE}")
         finally:
             os.close(directory)
-        if self._first_holder is not None:
-            first = await asyncio.open_connection(sock=self._first_holder)
-            self._holders.add(first[1])
-            self._first = asyncio.create_task(self._hold(*first), name="plane first holder")
+        first = await asyncio.open_connection(sock=self._first_holder)
+        self._holders.add(first[1])
+        self._first = asyncio.create_task(self._hold(*first), name="plane first holder")
         children = asyncio.create_task(self._supervise(), name="plane children")
         linger = asyncio.create_task(self._linger(), name="plane linger")
         try:
@@ -141,19 +150,13 @@ class Plane:
                 if nats.done():
                     nats.result()
                 await self._wait_change()
-            argv = [
-                sys.executable,
-                "-m",
-                "aegis_elastic.control.main",
-                str(self._config.path),
-                str(self._nats.port),
-            ]
-            self._master = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                preexec_fn=_die_with_parent,
-            )
+            self._master = self._waiting or await _start_master()
+            self._waiting = None
+            assert self._master.stdin is not None
+            order = {"directory": str(self._config.path), "natsPort": self._nats.port}
+            with contextlib.suppress(ConnectionError):  # that it has ended is found below
+                self._master.stdin.write(json.dumps(order).encode() + b"\n")
+                await self._master.stdin.drain()
             failed = await self._listen(self._master)
             code = await self._master.wait()
             if failed.get("final"):
@@ -192,6 +195,9 @@ class Plane:
             raise GivenUp(f"{who} died {len(self._deaths)} times in {RESTART_WINDOW_S:.0f} s")
 
     async def _stop_children(self) -> None:
+        if self._waiting is not None:
+            self._waiting.kill()
+            await self._waiting.wait()
         if self._master is not None and self._master.returncode is None:
             self._master.terminate()
             try:
@@ -244,8 +250,6 @@ class Plane:
 
 
 def _with_port(config: PlaneConfig, port: int) -> PlaneConfig:
-    import msgspec
-
     return msgspec.structs.replace(config, port=port)
 
 
@@ -257,33 +261,74 @@ def _only_one(directory: Path) -> Iterator[None]:
         yield
 
 
+async def _start_master() -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "aegis_elastic.control.main",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=_die_with_parent,
+    )
+
+
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+async def _serve(holder: socket.socket) -> None:
+    """Wait to be told which plane to be, and be it."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    master = await _start_master()
+    try:
+        directory = Path((await asyncio.to_thread(_read_line, holder)).decode())
+        if not directory.name:
+            return  # The launcher has gone, or needs no plane of its own.
+        _log_to(directory / LOG_FILE)
+        config = plane_config.load(directory / plane_config.CONFIG_FILE)
+        with _only_one(config.path):
+            await Plane(config, holder, master).run()
+    except asyncio.CancelledError:
+        logger.info("asked to end")
+    finally:
+        if master.returncode is None:
+            master.kill()
+            await master.wait()
+
+
+def _read_line(holder: socket.socket) -> bytes:
+    """One line, byte by byte: what follows it is not ours to read. b"" at the end of the connection."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = holder.recv(1)
+        if not byte:
+            return b""
+        line += byte
+    return line[:-1]
+
+
+def _log_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+
+
 def main(argv: list[str]) -> int:
-    """Run a plane; its first line on standard output tells the launcher if it can't."""
+    """Run a plane for the launcher at the other end of the descriptor `argv[0]`; returns the exit code."""
+    # Nothing that we or our children write is for others: keys, the bus's store, the socket.
+    os.umask(0o077)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s plane %(levelname)s %(message)s", stream=sys.stderr
     )
-    # Nothing that we or our children write is for others: keys, the bus's store, the socket.
-    os.umask(0o077)
-    config = plane_config.load(Path(argv[0]) / plane_config.CONFIG_FILE)
     # Signals for the launcher's group are not for us; SIGTERM is how we are asked to end.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-
-    async def serve() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            first = socket.socket(fileno=int(argv[1])) if len(argv) > 1 else None
-            await Plane(config, first).run()
-
+    holder = socket.socket(fileno=int(argv[0]))
     try:
-        with _only_one(config.path):
-            asyncio.run(serve())
+        asyncio.run(_serve(holder))
     except GivenUp as error:
         logger.error("the control plane gives up: %s", error)
         return 1

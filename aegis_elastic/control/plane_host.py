@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.control import config as plane_config
-from aegis_elastic.control.config import SOCKET_FILE, PlaneConfig
+from aegis_elastic.control.config import LOG_FILE, SOCKET_FILE, PlaneConfig
 from aegis_elastic.control.errors import LaunchError
 from aegis_elastic.control.places import make_private
 from aegis_elastic.worker.environment import without_secrets
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 READY_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 8.0
 LOCK_FILE = "plane.lock"
-LOG_FILE = "plane.log"
 
 
 class PlaneFailed(LaunchError):
@@ -44,13 +43,46 @@ class PortTaken(PlaneFailed):
     exit_code = 2
 
 
+class Embryo:
+    """A plane that has been started and doesn't know yet what for: it imports while its launcher does."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.holder, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "aegis_elastic.control.plane", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                # It reads the secret from its configuration, which nobody else can.
+                env=without_secrets(os.environ),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+
+    def discard(self) -> None:
+        """End it, unless it has been given a job."""
+        if not self.used:
+            self.used = True
+            self.holder.close()
+            self.process.wait()
+
+
 class PlaneHost:
     """Holds one plane: `open` it, then `close` it. Starts it again when it dies, a limited number of
     times.
     """
 
-    def __init__(self, config: PlaneConfig, restarts_max: int, narrate: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: PlaneConfig,
+        restarts_max: int,
+        narrate: Callable[[str], None],
+        embryo: Embryo | None = None,
+    ) -> None:
+        """`embryo`: a plane started ahead; if it isn't used, it is its maker's to discard."""
         self._config = config
+        self._embryo = embryo
         self._restarts_left = restarts_max
         self._narrate = narrate
         self._holder: socket.socket | None = None
@@ -64,10 +96,7 @@ class PlaneHost:
 
     def open(self) -> None:
         """Start the plane, or take up the one that is there. PortTaken, PlaneFailed."""
-        with _locked(self._config.path.parent):
-            adopted = self._adopt()
-            if not adopted:
-                self._start()
+        self._take()
         self._thread = threading.Thread(target=self._watch, name="aegis-plane-host", daemon=True)
         self._thread.start()
 
@@ -86,6 +115,12 @@ class PlaneHost:
                 process.wait(LEAVE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 logger.info("the control plane stays for the nodes that are still connected")
+
+    def _take(self) -> None:
+        # Under the lock also after its end: other launchers of this host want it back too.
+        with _locked(self._config.path.parent):
+            if not self._adopt():
+                self._start()
 
     def _adopt(self) -> bool:
         """Whether a living plane of this job was found here; then it is ours to hold."""
@@ -112,26 +147,11 @@ class PlaneHost:
 
     def _start(self) -> None:
         plane_config.save(self._config)
-        ours, theirs = socket.socketpair()
-        with open(self._config.path / LOG_FILE, "ab", opener=_private) as log, theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "aegis_elastic.control.plane",
-                    str(self._config.path),
-                    str(theirs.fileno()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # It reads the secret from its configuration, which nobody else can.
-                env=without_secrets(os.environ),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd="/",
-            )
-        self._await_ready(ours)
+        embryo, self._embryo = self._embryo or Embryo(), None
+        embryo.used = True
+        self._process = embryo.process
+        embryo.holder.sendall(f"{self._config.path}\n".encode())
+        self._await_ready(embryo.holder)
 
     def _await_ready(self, holder: socket.socket) -> None:
         holder.settimeout(READY_TIMEOUT_S)
@@ -165,7 +185,7 @@ class PlaneHost:
             self._narrate("the control plane has ended: starting it again; training is not touched")
             self._config = msgspec.structs.replace(self._config, port=self.port, resume=True)
             try:
-                self._start()
+                self._take()
             except PlaneFailed as error:
                 self._narrate(str(error))
                 self._closing.wait(1.0)

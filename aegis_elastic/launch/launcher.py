@@ -11,6 +11,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
 from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
 from aegis_elastic.agents.torch_seam import JobIdentity, command_of
 from aegis_elastic.bus.secret import SecretError, find_secret
-from aegis_elastic.control import hosts, places
+from aegis_elastic.control import hosts, places, worker_names
 from aegis_elastic.control.config import PlaneConfig
 from aegis_elastic.control.errors import UsageError
-from aegis_elastic.control.plane_host import PlaneFailed, PlaneHost, PortTaken
+from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
 from aegis_elastic.launch import screen
 from aegis_elastic.launch.options import Options
@@ -50,7 +51,11 @@ class Launcher:
     # The one seam for `aegis_elastic.testing.faults`: its own launcher starts agents that wait at gates.
     agent_type: type[AegisElasticAgent] = AegisElasticAgent
 
-    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, options: Options, environment: Mapping[str, str], embryo: Embryo | None = None
+    ) -> None:
+        """`embryo`: a plane started ahead, in case that this host is to serve one."""
+        self._embryo = embryo
         self._options = options
         self._environment = environment
         self._address = hosts.resolve(options.endpoint.host)
@@ -66,9 +71,9 @@ class Launcher:
         options = self._options
         inbox = Inbox()
         signals = {getattr(signal, name.strip()) for name in options.config.signals_to_handle.split(",")}
-        with SignalsToInbox(inbox, signals | set(PASSED_ON)):
+        with SignalsToInbox(inbox, signals | set(PASSED_ON)), self._hold_name() as worker:
             port, failed = self._open_plane()
-            link = PlaneLink(self._identity(), (self._address, port), self._secret, inbox)
+            link = PlaneLink(self._identity(worker), (self._address, port), self._secret, inbox)
             agent = self._agent(link, inbox, frozenset(int(number) for number in signals), port)
             if failed:
                 # Our own plane is broken and nobody else will serve one: don't make training wait for it.
@@ -114,7 +119,9 @@ class Launcher:
         endpoint = self._options.endpoint
         if not self._ours:
             return endpoint.port, ""
-        self._host = PlaneHost(self._plane_config(), self._options.aegis.plane_restarts, narrate)
+        self._host = PlaneHost(
+            self._plane_config(), self._options.aegis.plane_restarts, narrate, self._embryo
+        )
         try:
             self._host.open()
         except PortTaken:
@@ -166,12 +173,21 @@ class Launcher:
             hosts=(self._address, socket.gethostname()),
         )
 
-    def _identity(self) -> Identity:
+    def _hold_name(self) -> AbstractContextManager[str]:
+        options = self._options
+        wanted = options.aegis.worker_name
+        # The hostname is nobody's choice. But a job without a name is known by its port alone: if it has one
+        # node and that lives here, what is started is another job on the same port.
+        alone = options.anonymous and options.config.max_nodes == 1
+        chosen = wanted != socket.gethostname() or alone
+        return worker_names.held(places.job_dir(options.namespace, options.job_name), wanted, chosen=chosen)
+
+    def _identity(self, worker: str) -> Identity:
         options = self._options
         return Identity(
             namespace=options.namespace,
             job=options.job_name,
-            worker=options.aegis.worker_name,
+            worker=worker,
             uid=uuid.uuid4().hex,
             node_name=socket.gethostname(),
             node_ip=self._node_ip,

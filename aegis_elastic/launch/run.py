@@ -17,10 +17,15 @@ def main(argv: list[str] | None = None) -> int:
         os.environ[OUR_LOG_LEVEL] = "1"
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from aegis_elastic.control.errors import LaunchError
-    from aegis_elastic.launch import options
+    from aegis_elastic.launch import ahead
 
+    words = sys.argv[1:] if argv is None else argv
+    # The plane imports its half while we import ours: torch, a second or more.
+    embryo = ahead.start_plane(words)
     try:
-        parsed = options.parse(sys.argv[1:] if argv is None else argv)
+        from aegis_elastic.launch import options
+
+        parsed = options.parse(words)
         import logging
 
         from aegis_elastic.launch.launcher import Launcher
@@ -29,10 +34,13 @@ def main(argv: list[str] | None = None) -> int:
         logging.basicConfig(level=level, format="[aegis] %(levelname)s %(message)s", stream=sys.stderr)
         # asyncio warns of what every TLS connection does at its end.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
-        return Launcher(parsed, dict(os.environ)).run()
+        return Launcher(parsed, dict(os.environ), embryo).run()
     except LaunchError as error:
         sys.stderr.write(f"aegis-run: {error}\n")
         return error.exit_code
+    finally:
+        if embryo is not None:
+            embryo.discard()
 
 
 if __name__ == "__main__":
