@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -218,7 +219,8 @@ class Peers:
         while not self._closed.is_set():
             try:
                 self._show_and_count()
-                self._looking.wait([END_KEY], timedelta(seconds=LOOK_S))
+                if not self._await_end():
+                    continue
             except RuntimeError as error:
                 if "timeout" in str(error):
                     continue
@@ -230,6 +232,14 @@ class Peers:
                 if self._ended != ENDED_BY_PLANE:
                     self._wait_next()
             return
+
+    def _await_end(self) -> bool:
+        """Wait a look's time for the end to be written; whether it is. RuntimeError as torch says."""
+        if _waits_are_silent():
+            self._looking.wait([END_KEY], timedelta(seconds=LOOK_S))
+            return True
+        self._closed.wait(LOOK_S)
+        return not self._closed.is_set() and bool(self._looking.check([END_KEY]))
 
     def _forget_alive(self) -> None:
         """What was seen once must not be told for ever."""
@@ -261,6 +271,13 @@ class Peers:
 def _log_failure(future: concurrent.futures.Future[None]) -> None:
     if not future.cancelled() and future.exception() is not None:
         logger.error("cannot make a store ready: %s", future.exception())
+
+
+def _waits_are_silent() -> bool:
+    """Whether torch's C++ keeps quiet about waits that end in vain. Our launcher tells it to, torchrun
+    doesn't, and then we look now and then instead.
+    """
+    return os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("ERROR", "FATAL", "2", "3")
 
 
 def _first_line(error: Exception) -> str:

@@ -60,6 +60,8 @@ def create(parameters: RendezvousParameters) -> AegisRendezvousHandler:
     if launch is None:
         raise UsageError("cannot use the rendezvous backend aegis here: it works under torchrun's launcher")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # asyncio warns of what every TLS connection does at its end.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     return AegisRendezvousHandler(parameters.run_id, settings.read(parameters, launch), launch)
 
 
@@ -114,7 +116,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         try:
             store = connect(came.order.store, STORE_TIMEOUT_S)
         except StoreGone as error:
-            raise RendezvousConnectionError(str(error)) from error
+            raise RendezvousConnectionError(str(error)) from None
         info = RendezvousStoreInfo(host, port)
         return RendezvousInfo(store, came.seat.group_rank, len(came.order.seats), info)
 
@@ -184,7 +186,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         try:
             host.open()
         except PortTaken as error:
-            raise RendezvousConnectionError(str(error)) from error
+            raise RendezvousConnectionError(str(error)) from None
         except PlaneFailed as error:
             logger.error("%s", error)
             return about.port, str(error)
