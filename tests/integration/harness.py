@@ -14,6 +14,7 @@ journal replays and that nothing of the job is left running; with an error, it s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ import msgspec
 from aegis_elastic.core import journal
 from aegis_elastic.core.view import status_view
 from aegis_elastic.testing.faults import Gates
-from aegis_elastic.testing.netns import Host
+from aegis_elastic.testing.netns import Host, Net, NetnsUnavailable
 
 # Two loaded cores: an import of torch alone may take ten seconds. These bound a hang, they are no figures.
 PATIENCE_S = 90.0
@@ -321,6 +322,21 @@ class Job:
         except AssertionError:
             return left
         return {}
+
+
+@contextlib.contextmanager
+def hosts(names: int | Sequence[str], share: Path, unmet: Callable[[str], None]) -> Iterator[Net]:
+    """A `Net` that shares that folder, or the test is skipped (failed in CI) for want of namespaces."""
+    net = Net(names, share=[share])
+    try:
+        net.__enter__()
+    except NetnsUnavailable as error:
+        unmet(str(error))
+        raise AssertionError("unmet() must not return") from error
+    try:
+        yield net
+    finally:
+        net.__exit__(*sys.exc_info())
 
 
 def free_port() -> int:

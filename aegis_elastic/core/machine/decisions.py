@@ -31,7 +31,13 @@ def decide_quit(s: Status, now: float) -> Transition:
 def decide_lost_running(s: Status, now: float) -> Transition:
     limit = s.spec.max_retry
     pods = tuple(
-        reset(pod, Phase.RESTARTING, now, retries=accounting.charge(pod.retries, limit))
+        reset(
+            pod,
+            Phase.RESTARTING,
+            now,
+            retries=accounting.charge(pod.retries, limit),
+            last_failed_reason="agent lost",
+        )
         if pod.restarted
         else edit(pod, failed=False)
         for pod in s.pods
