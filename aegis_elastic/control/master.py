@@ -36,6 +36,7 @@ from aegis_elastic.core.events import (
     Error,
     Event,
     Finish,
+    Independent,
     Join,
     Lost,
     Offer,
@@ -260,8 +261,14 @@ class Master:
             if (message.uid, message.incarnation) not in self._told_started:
                 self._told_started.add((message.uid, message.incarnation))
                 self.feed(event)
+        elif isinstance(event, Independent) and not self._is_seated(message):
+            return  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
         elif step(status, event, 0.0).status is not status:
             self.feed(event)
+
+    def _is_seated(self, message: Message) -> bool:
+        pod = self._status.pod(message.pod_name)
+        return pod is not None and pod.uid == message.uid
 
     def _is_current(self, uid: str, message: Message) -> bool:
         """Errors are worth keeping until the next start of training, so that consequences are recorded
