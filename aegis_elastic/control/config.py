@@ -67,3 +67,11 @@ def write_private(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     os.replace(temporary, path)
+
+
+def log_to(path: Path, descriptors: tuple[int, ...]) -> None:
+    """Let these descriptors of this process write to the end of that file from now on."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in descriptors:
+        os.dup2(log, descriptor)
+    os.close(log)

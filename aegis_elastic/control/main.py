@@ -26,7 +26,7 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message
 from aegis_elastic.control import config as plane_config
-from aegis_elastic.control.config import ADMIN_FILE, PlaneConfig, write_private
+from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
 from aegis_elastic.control.doors import AddressTaken, Doors
 from aegis_elastic.control.keeper import Fenced, Keeper
 from aegis_elastic.control.master import Master
@@ -143,7 +143,11 @@ def main() -> int:
     if not line:
         return 0  # The supervisor has ended before it had a job for us.
     order = json.loads(line)
-    config = plane_config.load(Path(order["directory"]) / plane_config.CONFIG_FILE)
+    directory = Path(order["directory"])
+    plane_config.log_to(directory / LOG_FILE, (2,))  # started before there was one
+    # asyncio warns of what every TLS connection does at its end.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    config = plane_config.load(directory / plane_config.CONFIG_FILE)
     try:
         asyncio.run(_lead(config, int(order["natsPort"])))
     except Fenced as error:

@@ -286,7 +286,7 @@ async def _serve(holder: socket.socket) -> None:
         directory = Path((await asyncio.to_thread(_read_line, holder)).decode())
         if not directory.name:
             return  # The launcher has gone, or needs no plane of its own.
-        _log_to(directory / LOG_FILE)
+        plane_config.log_to(directory / LOG_FILE, (1, 2))
         config = plane_config.load(directory / plane_config.CONFIG_FILE)
         with _only_one(config.path):
             await Plane(config, holder, master).run()
@@ -307,13 +307,6 @@ def _read_line(holder: socket.socket) -> bytes:
             return b""
         line += byte
     return line[:-1]
-
-
-def _log_to(path: Path) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)
 
 
 def main(argv: list[str]) -> int:
