@@ -171,10 +171,13 @@ class NodeBody(SeamAgent):
             self._checker.cancel()
         self._guard.close()
         self.finish_ranks()
-        for peers in (self._peers, self._old_peers):
-            if peers is not None:
-                peers.close()
+        seen = [peers for peers in (self._peers, self._old_peers) if peers is not None]
+        for peers in seen:
+            peers.close()
+        # With a store of ours its clients' waiting ends, here and elsewhere.
         self._shelf.close()
+        for peers in seen:
+            peers.join()
         self._selector.close()
 
     def _drain_inbox(self) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from torch.distributed import TCPStore
 
 from aegis_elastic.agents.link import Identity
-from aegis_elastic.agents.stores import StoreGone, connect, serve
+from aegis_elastic.agents.stores import JOIN_S, StoreGone, connect, serve
 from aegis_elastic.core.model import Phase, PodInfo
 from aegis_elastic.core.orders import Action, Order
 from aegis_elastic.core.ranks import first_order, seating
@@ -61,9 +61,10 @@ class Fallback:
         self._thread.start()
 
     def close(self) -> None:
-        """Take the meeting place away and end the attempt."""
+        """Take the meeting place away and end the attempt, in about the time of one look."""
         self._closed.set()
         self._served = None
+        self._thread.join(JOIN_S)
 
     def _run(self) -> None:
         try:
@@ -85,8 +86,7 @@ class Fallback:
         if meeting.hosting and self._served is not None:
             pods = self._gather(store, until)
             store.set(WORLD_KEY, msgspec.json.encode(_order(pods, meeting.max_restarts)).decode())
-        left_s = max(until - time.monotonic(), LOOK_S)
-        store.wait([WORLD_KEY], timedelta(seconds=left_s + meeting.last_call_s))
+        self._wait_world(store, max(until, time.monotonic() + LOOK_S) + meeting.last_call_s)
         return msgspec.json.decode(bytes(store.get(WORLD_KEY)), type=Order)
 
     def _reach(self, until: float) -> TCPStore:
@@ -99,6 +99,17 @@ class Fallback:
                 if left_s <= 0:
                     raise
                 self._closed.wait(LOOK_S)
+        raise StoreGone("the agent ends")
+
+    def _wait_world(self, store: TCPStore, until: float) -> None:
+        # In short looks: a thread that waits in torch's C++ can't be called back.
+        while not self._closed.is_set():
+            try:
+                store.wait([WORLD_KEY], timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError as error:
+                if "timeout" not in str(error) or time.monotonic() >= until:
+                    raise StoreGone(f"nobody said who takes part: {str(error).splitlines()[0]}") from None
         raise StoreGone("the agent ends")
 
     def _gather(self, store: TCPStore, until: float) -> tuple[PodInfo, ...]:

@@ -22,6 +22,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -40,6 +41,7 @@ ENDED_BY_PLANE = "plane"
 CALL_TIMEOUT_S = 3.0
 LOOK_S = 1.0
 NEXT_TIMEOUT_S = 60.0
+JOIN_S = 5.0
 BACKLOG = 4096
 # How many agents look who is there: more than one, since the one that looks may be the one that is cut off.
 LOOKERS = 3
@@ -200,8 +202,12 @@ class Peers:
             return False
 
     def close(self) -> None:
-        """End the thread; it ends within a second, and nobody waits for it."""
+        """End the thread; it ends within a second, which `join` waits for."""
         self._closed.set()
+
+    def join(self) -> None:
+        """Wait for the thread's end: an interpreter that exits while torch's C++ waits in it is aborted."""
+        self._thread.join(JOIN_S)
 
     def _ask(self, question: Callable[[TCPStore], _T]) -> _T:
         try:
@@ -249,11 +255,15 @@ class Peers:
 
     def _wait_next(self) -> None:
         """Wait for the first agent to say where the next store is; "" if it doesn't."""
-        try:
-            self._looking.wait([NEXT_KEY], timedelta(seconds=NEXT_TIMEOUT_S))
-            address = bytes(self._looking.get(NEXT_KEY)).decode()
-        except RuntimeError:
-            address = ""
+        until_s, address = time.monotonic() + NEXT_TIMEOUT_S, ""
+        while not self._closed.is_set() and time.monotonic() < until_s:
+            try:
+                self._looking.wait([NEXT_KEY], timedelta(seconds=LOOK_S))
+                address = bytes(self._looking.get(NEXT_KEY)).decode()
+            except RuntimeError as error:
+                if "timeout" in str(error):
+                    continue
+            break
         if not self._closed.is_set():
             self._on_next(self, address)
 
