@@ -108,8 +108,11 @@ class Job:
         endpoint: str = "",
         flags: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        torchrun_conf: str = "",
     ) -> None:
-        """`endpoint` HOST:PORT; without one a free port of the loopback."""
+        """`endpoint` HOST:PORT; without one a free port of the loopback. `torchrun_conf`: the launchers are
+        stock torchrun with our rendezvous handler, and this is for their --rdzv-conf.
+        """
         self.folder = folder
         self.name = name
         self.endpoint = endpoint or f"127.0.0.1:{free_port()}"
@@ -118,7 +121,9 @@ class Job:
         self._env = dict(env or {})
         self._plane_host: Host | None = None
         self._plane_state = folder / "state"
-        self._flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint, "--rdzv-id", name]
+        self._torchrun_conf = torchrun_conf
+        backend = "aegis" if torchrun_conf else "c10d"
+        self._flags = ["--rdzv-backend", backend, "--rdzv-endpoint", self.endpoint, "--rdzv-id", name]
         self._flags += ["--nnodes", nnodes, "--nproc-per-node", str(nproc)]
         if max_restarts is not None:
             self._flags += ["--max-restarts", str(max_restarts)]
@@ -172,8 +177,13 @@ class Job:
         argv = [str(_BIN / "aegis-run")]
         if gates is not None:
             argv = [sys.executable, "-m", "aegis_elastic.testing.faults", str(gates.folder)]
+        elif self._torchrun_conf:
+            argv = [str(_BIN / "torchrun")]
         argv += [*self._flags, *flags]
-        if worker:
+        if self._torchrun_conf:
+            named = f",aegis_worker_name={worker}" if worker else ""
+            argv += ["--rdzv-conf", self._torchrun_conf + named]
+        elif worker:
             argv += ["--aegis-worker-name", worker]
         argv += [str(script), *args]
         output = self.folder / f"launch-{number}.log"
@@ -242,7 +252,10 @@ class Job:
         def look() -> bool:
             nonlocal seen
             seen = self.view()
-            return bool(seen) and holds(seen)
+            if not seen or holds(seen):
+                return bool(seen)
+            assert seen["phase"] not in ("Succeed", "Failed"), f"the job ended before {what or 'that'}"
+            return False
 
         try:
             wait_for(look, what or "a status", timeout_s)
@@ -277,7 +290,7 @@ class Job:
         found = {}
         for pid, environ in processes.items():
             mine = launch is None or environ.get(_LAUNCH) == str(launch.number)
-            if mine and _parent(pid) not in processes:
+            if mine and parent_of(pid) not in processes:
                 found[int(environ["RANK"])] = Rank(int(environ["RANK"]), pid, environ)
         return found
 
@@ -359,7 +372,16 @@ def wait_for(holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S
         time.sleep(0.05)
 
 
-def _parent(pid: int) -> int:
+def stays(holds: Callable[[], bool], seconds: float) -> None:
+    """Look again and again for that long; it must hold every time. For what must not happen."""
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        assert holds(), f"did not stay so for {seconds:g} s"
+        time.sleep(0.1)
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process, 0 if that is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
