@@ -1,0 +1,68 @@
+"""What the tests about the plane's loss share: ranks that count steps, and who is who among its processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.integration.harness import Job, View, parent_of, wait_for
+
+# A rank that trains until the test says so: no torch, so that a start costs little.
+WORKER = """
+import os, sys, time
+folder, step = sys.argv[1], 0
+name = f"{folder}/steps.{os.environ['RANK']}"
+while not os.path.exists(f"{folder}/end"):
+    step += 1
+    with open(f"{name}.{os.getpid()}", "w") as file:
+        file.write(str(step))
+    os.replace(f"{name}.{os.getpid()}", name)
+    time.sleep(0.02)
+"""
+
+
+def write_worker(folder: Path) -> Path:
+    """The script of a rank, whose argument is the folder that the test talks to it by."""
+    script = folder / "train.py"
+    script.write_text(WORKER)
+    return script
+
+
+def steps_of(folder: Path, rank: int) -> int:
+    """How many steps this rank has made since its last start, 0 before the first."""
+    file = folder / f"steps.{rank}"
+    return int(file.read_text()) if file.exists() else 0
+
+
+def plane_processes(job: Job) -> dict[str, int]:
+    """`supervisor`, `master`, `nats` -> pid, of those that live."""
+    found: dict[str, int] = {}
+    for pid in job.processes():
+        words = _words(pid)
+        if words and words[0].endswith("nats-server"):
+            # Launchers start a plane ahead, in vain if there is one: the one that leads has children.
+            found |= {"nats": pid, "supervisor": parent_of(pid)}
+        if len(words) > 2 and words[2] == "aegis_elastic.control.main":
+            found["master"] = pid
+    return found
+
+
+def wait_plane(job: Job) -> View:
+    """Wait until the plane that lives now answers `aegisctl status`; returns what it says."""
+    seen: View = {}
+
+    def answers() -> bool:
+        nonlocal seen
+        done = job.ctl("status", "--json")
+        seen = json.loads(done.stdout) if done.stdout else {}
+        return bool(seen) and seen["plane"].get("pid") == plane_processes(job).get("master", -1)
+
+    wait_for(answers, "a plane that answers")
+    return seen
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
