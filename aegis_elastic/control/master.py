@@ -252,6 +252,8 @@ class Master:
         their root.
         """
         status = self._status
+        if isinstance(event, (Error, Independent)) and not self._is_seated(message):
+            return  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
         if isinstance(event, Error):
             if event.worker not in self._roll.evidence and self._is_current(event.uid, message):
                 evidence = Evidence(event.worker, time.monotonic(), event.failures, event.reason, event.clues)
@@ -261,8 +263,6 @@ class Master:
             if (message.uid, message.incarnation) not in self._told_started:
                 self._told_started.add((message.uid, message.incarnation))
                 self.feed(event)
-        elif isinstance(event, Independent) and not self._is_seated(message):
-            return  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
         elif step(status, event, 0.0).status is not status:
             self.feed(event)
 

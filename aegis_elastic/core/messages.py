@@ -190,6 +190,7 @@ def _check_order(order: Order) -> None:
 
 
 def _check_report(data: ReportData) -> None:
+    _check_store(data.store)
     _check_times(**data.timings_s)
     for check in data.checks:
         _check_times(timeStamp=check.time_stamp, durationS=check.duration_s)
@@ -198,6 +199,13 @@ def _check_report(data: ReportData) -> None:
     for failure in (*data.failures, *(failure for end in data.independent for failure in end.failures)):
         _check_counters(rank=failure.rank, localRank=failure.local_rank)
         _check_times(time=failure.time)
+
+
+def _check_store(address: str) -> None:
+    # Every agent will be told to meet there.
+    host, _, port = address.rpartition(":")
+    if address and not (host and port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= 65535):
+        raise BadMessage(f"cannot read a message: store is {address[:100]!r}, want HOST:PORT")
 
 
 def _check_counters(**counters: int) -> None:
