@@ -219,7 +219,11 @@ class EtcdStore:
                             sink.deleted(self._key(event.kv))
                         else:
                             sink.changed(self._entry(event.kv))
-                    if not answer.created:
+                    # A header may run ahead of the events that are still to come: believe it only without
+                    # any.
+                    if answer.events:
+                        seen = max(seen, int(answer.events[-1].kv.mod_revision))
+                    elif not answer.created:
                         seen = max(seen, int(answer.header.revision))
             except (StoreUnavailable, grpc.aio.AioRpcError) as error:
                 logger.debug("watch of %s: %s", prefix, error)
