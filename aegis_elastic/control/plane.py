@@ -122,12 +122,17 @@ class Plane:
             path / "nats", keys, host=self._config.host, port=port, certificate=certificate
         )
         nats = asyncio.create_task(self._keep_nats(port_file), name="plane nats")
+        master = asyncio.create_task(self._keep_master(), name="plane master")
         try:
-            await self._keep_master(nats)
+            # Neither ends but by giving up, and then the other is of no use.
+            done, _ = await asyncio.wait({nats, master}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            nats.cancel()
-            with contextlib.suppress(asyncio.CancelledError, GivenUp):
-                await nats
+            for task in (nats, master):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, GivenUp):
+                    await task
 
     async def _keep_nats(self, port_file: Path) -> None:
         assert self._nats is not None
@@ -142,13 +147,11 @@ class Plane:
             logger.warning("nats-server ended (%s): starting it again", code)
             self._count_death("nats-server")
 
-    async def _keep_master(self, nats: asyncio.Task[None]) -> None:
+    async def _keep_master(self) -> None:
         assert self._nats is not None
         port = self._config.port
         while True:
             while not self._nats.running:
-                if nats.done():
-                    nats.result()
                 await self._wait_change()
             self._master = self._waiting or await _start_master()
             self._waiting = None

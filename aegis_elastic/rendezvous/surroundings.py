@@ -2,7 +2,7 @@
 
 A handler is given neither the number of ranks nor the number of restarts, and it is called again after a
 failure without being told of it. Both are plain local variables of the callers, values of public types;
-asking the user to say them twice would be worse. `tests/rendezvous/test_surroundings.py` pins it.
+asking the user to say them twice would be worse. `tests/rendezvous` pins it.
 """
 
 from __future__ import annotations
