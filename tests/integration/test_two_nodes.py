@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.harness import Job, Launch, Rank, View, stays, wait_for
+from aegis_elastic.core.orders import Action
+from aegis_elastic.testing.faults import Gates
+from aegis_elastic.testing.netns import Host
+from tests.integration.harness import Job, Launch, Rank, View, hosts, stays, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
-# A rank that would train for ever, until the test says that it is done. No torch, so that starts are cheap.
+# A rank that would train for ever, until the test says that it is done: all of them, or this one in this
+# life. No torch, so that starts are cheap.
 TRAIN = """
 import os, sys, time
-while not os.path.exists(sys.argv[1]):
+mine = f"{sys.argv[1]}.{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+while not (os.path.exists(sys.argv[1]) or os.path.exists(mine)):
     time.sleep(0.02)
 """
 
@@ -29,8 +35,17 @@ class Training:
         self.script.write_text(TRAIN)
         self._done = job.folder / "done"
 
-    def start(self, worker: str = "", *flags: str) -> Launch:
-        return self.job.start(self.script, str(self._done), worker=worker, flags=flags)
+    def start(
+        self, worker: str = "", *flags: str, host: Host | None = None, gates: Gates | None = None
+    ) -> Launch:
+        done = str(self._done)
+        return self.job.start(self.script, done, worker=worker, flags=flags, host=host, gates=gates)
+
+    def finish(self, launch: Launch, restart_count: int) -> None:
+        """Let the ranks of that node end well, and wait until the master knows."""
+        for rank in self.job.ranks(launch):
+            self._done.with_name(f"{self._done.name}.{rank}.{restart_count}").touch()
+        self.job.wait(lambda view: launch.worker in finished(view), f"{launch.worker} to finish")
 
     def end(self, *launches: Launch) -> None:
         """Let every rank finish; all of these launchers succeed."""
@@ -44,6 +59,10 @@ def kill(rank: Rank) -> None:
 
 def retries(view: View) -> dict[str, int]:
     return {worker["name"]: worker["retries"] for worker in view["workers"]}
+
+
+def finished(view: View) -> set[str]:
+    return {worker["name"] for worker in view["workers"] if worker["finished"]}
 
 
 def ranks_of(view: View) -> dict[str, list[int]]:
@@ -178,3 +197,64 @@ def test_an_agent_that_comes_back_under_its_name_keeps_its_accounts_and_ranks(tm
         assert retries(job.status()) == {"a": 1, "b": 2}
         assert job.status()["phase"] == "Failed"
         assert "retries used up" in last.output
+
+
+def test_a_node_that_has_finished_trains_again_when_another_fails(tmp_path: Path) -> None:
+    gates = Gates(tmp_path / "gates")
+    gates.close(Action.TROUBLESHOOT)
+    with Job(tmp_path, nnodes="2", nproc=1, max_restarts=1, flags=FLAGS) as job:
+        training = Training(job)
+        first, second = training.start("a", gates=gates), training.start("b", gates=gates)
+        job.wait_phase("RunCommand", 1)
+        job.wait_ranks(2)
+        training.finish(first, 0)
+        kill(next(iter(job.ranks(second).values())))
+        job.wait_phase("Troubleshooting")
+        # That its training had finished must not be taken for the end of its troubleshooting.
+        stays(lambda: not finished(job.view()), 2.5)
+        gates.open(Action.TROUBLESHOOT)
+        job.wait_phase("RunCommand", 2)
+        job.wait_ranks(2, restart_count=1)
+        assert retries(job.status()) == {"a": 1, "b": 1}
+        training.end(first, second)
+
+
+def test_an_agent_that_dies_after_its_ranks_are_done_is_not_missed(tmp_path: Path) -> None:
+    with Job(tmp_path, nnodes="2", nproc=1, max_restarts=0, flags=FLAGS) as job:
+        training = Training(job)
+        first, second = training.start("a"), training.start("b")
+        job.wait_phase("RunCommand", 1)
+        job.wait_ranks(2)
+        (running,) = [rank.pid for rank in job.ranks(second).values()]
+        training.finish(first, 0)
+        first.kill()
+        job.wait(lambda view: any(line.transition == "gone" for line in job.journal()), "the loss")
+        assert [rank.pid for rank in job.ranks().values()] == [running]
+        assert retries(job.status()) == {"a": 0, "b": 0}
+        training.end(second)
+    assert job.report()["outcome"] == "succeeded"
+
+
+@pytest.mark.netns
+def test_a_node_whose_cable_is_pulled_is_lost_once_and_may_come_back(
+    tmp_path: Path, unmet: Callable[[str], None]
+) -> None:
+    flags = (*FLAGS, "--aegis-lost-timeout-s", "3")
+    with (
+        hosts(2, tmp_path, unmet) as net,
+        Job(
+            tmp_path, nnodes="2", max_restarts=2, endpoint=f"{net.hosts[0].address}:29400", flags=flags
+        ) as job,
+    ):
+        training = Training(job)
+        launches = [training.start(host=host) for host in net.hosts]
+        job.wait_phase("RunCommand", 1)
+        job.wait_ranks(2)
+        net.hosts[1].link_down()
+        job.wait_phase("Restarting")
+        assert retries(job.status()) == {"node0": 0, "node1": 1}
+        net.hosts[1].link_up()
+        job.wait_phase("RunCommand", 2)
+        job.wait_ranks(2, restart_count=1)
+        assert retries(job.status()) == {"node0": 1, "node1": 1}
+        training.end(*launches)
