@@ -74,11 +74,17 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
     try:
         master, run_dir = await _make_master(config, keys, bus, nats_port)
 
+        def on_connect(arrived: Message) -> None:
+            come = advisories.parse_connect(arrived.data)
+            master.on_opened(come.name, come.client_id)
+
         def on_disconnect(arrived: Message) -> None:
             gone = advisories.parse_disconnect(arrived.data)
-            master.on_closed(gone.name, gone.reason)
+            master.on_closed(gone.name, gone.reason, gone.client_id)
 
+        system.on_new_link(master.on_bus_gone)
         spec = master.status.spec
+        await system.subscribe(advisories.CONNECTS, on_connect)
         await system.subscribe(advisories.DISCONNECTS, on_disconnect)
         await bus.subscribe(names.report_wildcard(spec.namespace, spec.job_name), master.on_report)
         token = secrets.token_hex(16)

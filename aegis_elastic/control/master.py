@@ -228,10 +228,19 @@ class Master:
             so_far = f" ({count} so far)" if count > 1 else ""
             logger.warning("ignored a malformed report on %s%s: %.300s", subject, so_far, error)
 
-    def on_closed(self, uid: str, why: str) -> None:
+    def on_opened(self, uid: str, connection: int) -> None:
+        """The bus says that an agent has connected."""
+        if self._roll.knows(uid):
+            self._roll.opened(uid, connection)
+
+    def on_bus_gone(self) -> None:
+        """We lost the bus ourselves: what we know of others' connections is worth nothing."""
+        self._roll.forget_connections()
+
+    def on_closed(self, uid: str, why: str, connection: int) -> None:
         """The bus says that a connection was closed; it may come back."""
         if self._roll.knows(uid):
-            self._roll.closed(uid, why, time.monotonic())
+            self._roll.closed(uid, why, time.monotonic(), connection)
             self._wake.set()
             self._tell_plane()
 

@@ -21,6 +21,7 @@ class Roll:
         self._patience = patience
         self._contacts: dict[str, Contact] = {}
         self._acknowledged: dict[str, int] = {}
+        self._connections: dict[str, set[int]] = {}
         self._jwt_until: dict[str, float] = {}
         self._keys: dict[str, str] = {}
         self.evidence: dict[str, tuple[Evidence, Error]] = {}
@@ -32,6 +33,7 @@ class Roll:
         for uid in self._contacts.keys() - current.keys():
             del self._contacts[uid]
             self._acknowledged.pop(uid, None)
+            self._connections.pop(uid, None)
         for uid, worker in current.items():
             self._contacts.setdefault(uid, Contact(worker, uid, now_s))
 
@@ -71,11 +73,24 @@ class Roll:
             if contact.worker in names:
                 self._contacts[uid] = contact._replace(peers_saw_s=now_s)
 
-    def closed(self, uid: str, why: str, now_s: float) -> None:
-        """The bus says that this agent's connection was closed."""
+    def opened(self, uid: str, connection: int) -> None:
+        """The bus says that this agent has a connection of that number."""
+        self._connections.setdefault(uid, set()).add(connection)
+
+    def closed(self, uid: str, why: str, now_s: float, connection: int = 0) -> None:
+        """The bus says that this connection of the agent was closed; it may have made another one before.
+
+        So it does when it renews its JWT, or when it is quicker to come back than the server to notice.
+        """
+        others = self._connections.setdefault(uid, set())
+        others.discard(connection)
         contact = self._contacts.get(uid)
-        if contact is not None:
+        if contact is not None and not others:
             self._contacts[uid] = contact._replace(closed_s=now_s, closed_why=why)
+
+    def forget_connections(self) -> None:
+        """The bus went away, and with it all connections; a new server numbers them anew."""
+        self._connections.clear()
 
     def judge(self, now_s: float) -> Judgement:
         """Who is lost, suspected, unreachable now."""

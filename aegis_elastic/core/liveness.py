@@ -35,10 +35,15 @@ class Contact(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """How long to wait, in seconds: for a closed connection to come back, and for a silent agent."""
+    """How long to wait, in seconds: for a closed connection to come back, and for a silent agent.
+
+    `away_s`: for those whose connection went together with the plane, or with most others'. `hindsight_s`:
+    peers tell of what they saw a while ago, so only what they tell later than that is a sign of life.
+    """
 
     clean_close_s: float = 1.0
-    broken_close_s: float = 3.0
+    broken_close_s: float = 4.0
+    hindsight_s: float = 1.5
     away_s: float = 10.0
     silent_s: float = 30.0
 
@@ -59,12 +64,17 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
     suspects: set[str] = set()
     silent: list[Contact] = []
     next_s = float("inf")
+    away = sum(_is_closed(contact) for contact in known)
     # If nobody at all has come back, it is the plane that can't be reached: no reason to miss anyone.
-    somebody = any(contact.closed_s is None for contact in known)
+    somebody = away < len(known)
     for contact in known:
-        if contact.closed_s is not None and contact.heard_s <= contact.closed_s:
+        if _is_closed(contact):
+            assert contact.closed_s is not None
             confirm_s = contact.closed_s + _confirm_s(contact, patience)
-            seen_since = contact.peers_saw_s > contact.closed_s
+            if _plane_in_trouble(away, len(known)):
+                # A bus that hung or was cut off loses everybody at once: they need the time to come back.
+                confirm_s = max(confirm_s, contact.closed_s + patience.away_s)
+            seen_since = contact.peers_saw_s > contact.closed_s + patience.hindsight_s
             if contact.closed_why == AWAY and not somebody:
                 continue
             if contact.closed_why == CLEAN_CLOSE or not seen_since:
@@ -89,6 +99,10 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
             else:
                 next_s = min(next_s, contact.peers_saw_s + patience.silent_s)
     return Judgement(tuple(lost), frozenset(suspects), frozenset(unreachable), next_s)
+
+
+def _is_closed(contact: Contact) -> bool:
+    return contact.closed_s is not None and contact.heard_s <= contact.closed_s
 
 
 def _confirm_s(contact: Contact, patience: Patience) -> float:
