@@ -18,10 +18,19 @@ from typing import Any
 from aegis_elastic.agents import alone
 from aegis_elastic.agents.body import NextStore, NodeBody, Outcome, PeersEnded
 from aegis_elastic.agents.fallback import Fallback
-from aegis_elastic.agents.guard_client import Exited, GuardDied, Stopped
+from aegis_elastic.agents.guard_client import (
+    Exited,
+    GatePassed,
+    GuardClient,
+    GuardDied,
+    Held,
+    SpareGone,
+    Stopped,
+)
 from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
+from aegis_elastic.agents.told import told, told_all
 from aegis_elastic.core.attribution import clues_of
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.messages import IndependentEnd, MessageType, ReportData
@@ -69,6 +78,8 @@ class AegisElasticAgent(NodeBody):
             self._fallback.close()
 
     def _on_item(self, item: object) -> None:
+        if self._leaving and not isinstance(item, (Signalled, Farewell)):
+            return  # A signal ends us: the ranks have their time, and no order may add to it or cut it.
         if isinstance(item, Order):
             self._on_order(item)
         elif isinstance(item, Joined):
@@ -108,6 +119,9 @@ class AegisElasticAgent(NodeBody):
         for event in self._guard.events():
             if isinstance(event, GuardDied):
                 self._on_guard_died()
+            elif isinstance(event, (GatePassed, Held, SpareGone)):
+                if self._spares is not None:
+                    self._spares.on_event(event)
             elif self._ranks is not None:
                 was_stopped = self._ranks.stopped
                 self._ranks.on_event(event)
@@ -204,8 +218,8 @@ class AegisElasticAgent(NodeBody):
         if ranks.failed:
             detect_s = time.monotonic() - ranks.first_failure_s
             failures = ranks.failures()
-            self._narrate(_told(failures[0]))
-            self._fail(_told(failures[0]), failures, detect_s)
+            self._narrate(told(failures[0]))
+            self._fail(told(failures[0]), failures, detect_s)
         elif not ranks.running:
             self._say(MessageType.FINISH, ReportData(state="finished"))
             if self._from_start:
@@ -233,6 +247,8 @@ class AegisElasticAgent(NodeBody):
         self._selector.unregister(self._guard)
         self._guard.close()
         self._guard = self._open_guard()
+        if self._spares is not None and isinstance(self._guard, GuardClient):
+            self._spares.moved(self._guard)
         self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
         ranks = self._ranks
         if ranks is not None and not ranks.stopped:
@@ -416,18 +432,13 @@ class AegisElasticAgent(NodeBody):
         if self._ranks is None or self._ranks.stopped:
             self._leave(128 + signum, f"ended by {name}")
             return
-        again = self._ranks.stopping
-        self._narrate(f"{name}: passed on to the ranks, {self._set.shutdown_timeout_s:.0f} s to end")
-        self._ranks.stopping = True
+        ranks, again = self._ranks, self._ranks.stopping
+        self._narrate(f"{name}: passed on to the ranks, {self._set.shutdown_timeout_s:g} s to end")
+        self._leaving = ranks.stopping = True
+        self._deadline = None
         self._stop_began_s = time.monotonic()
-        self._then = lambda: self._leave(128 + signum, f"ended by {name}")
+        self._then = lambda: self._leave(128 + signum, f"ended by {name}: {told_all(ranks.failures())}")
         self._guard.stop(0.0 if again else self._set.shutdown_timeout_s, signum)
-
-
-def _told(failure: Failure) -> str:
-    how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    what = f": {failure.exception}" if failure.exception else ""
-    return f"rank {failure.rank} ended with {how}{what}"
 
 
 class _NoOrder:

@@ -29,6 +29,7 @@ from aegis_elastic.agents.guard_client import Event, GuardClient, GuardError
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, PlaneLink
 from aegis_elastic.agents.ranks import RankGroup
+from aegis_elastic.agents.spares import Spares
 from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
 from aegis_elastic.agents.torch_seam import SeamAgent
 from aegis_elastic.core.events import Finding
@@ -54,6 +55,7 @@ class Settings:
     signals: frozenset[int] = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
     check_paths: dict[str, str] = field(default_factory=dict)
     isolate_exit_code: int = 1
+    warm_spares: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,9 @@ class NodeBody(SeamAgent):
         self._logs_specs_dir = logs_specs.root_log_dir
         self._selector = selectors.DefaultSelector()
         self._guard = self._open_guard()
+        # under torchrun's own agent the ranks are its children: nothing of ours can be held ready for it
+        guard = self._guard
+        self._spares = Spares(guard, settings.warm_spares) if isinstance(guard, GuardClient) else None
         self._shelf = Shelf(identity.node_ip, lambda: inbox.put("store"))
         self._order: Order | None = None
         self._ranks: RankGroup | None = None
@@ -145,7 +150,7 @@ class NodeBody(SeamAgent):
     def _start_ranks(self, order: Order, seat: Seat) -> RankGroup:
         """Start the ranks that the order seats here. SpawnError, GuardError."""
         assert isinstance(self._guard, GuardClient)
-        return RankGroup.start(self, self._guard, order, seat, self._generation)
+        return RankGroup.start(self, self._guard, order, seat, self._generation, self._spares)
 
     # ------------------------------------------------------------ the loop
 
@@ -155,9 +160,9 @@ class NodeBody(SeamAgent):
         self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
         try:
             while self._outcome is None:
-                timeout = None if self._deadline is None else max(self._deadline[0] - time.monotonic(), 0.0)
-                for key, _ in self._selector.select(timeout):
+                for key, _ in self._selector.select(self._timeout_s()):
                     key.data()
+                self._tend_spares()
                 if self._deadline is not None and time.monotonic() >= self._deadline[0]:
                     _, act = self._deadline
                     self._deadline = None
@@ -165,6 +170,21 @@ class NodeBody(SeamAgent):
             return self._outcome
         finally:
             self._clear_up()
+
+    def _timeout_s(self) -> float | None:
+        moments = [] if self._deadline is None else [self._deadline[0]]
+        if self._spares is not None and self._spares.due_s is not None:
+            moments.append(self._spares.due_s)
+        return max(min(moments) - time.monotonic(), 0.0) if moments else None
+
+    def _tend_spares(self) -> None:
+        spares, ranks = self._spares, self._ranks
+        if spares is None or spares.due_s is None or time.monotonic() < spares.due_s:
+            return
+        if ranks is None or ranks.stopping or not ranks.running:
+            spares.ended()
+        else:
+            spares.act()
 
     def _clear_up(self) -> None:
         if self._checker is not None and not self._checker.done:

@@ -54,8 +54,10 @@ if TYPE_CHECKING or __name__ != "__main__":
         descendants,
         fork_rank,
         prctl,
+        programs_of,
         send_signal,
     )
+    from aegis_elastic.agents.guard_spares import SpareRoom
 else:
     # run as a program: isolated, so without the package. Last on the path, so that no stdlib module is
     # shadowed
@@ -69,8 +71,10 @@ else:
         descendants,
         fork_rank,
         prctl,
+        programs_of,
         send_signal,
     )
+    from guard_spares import SpareRoom
 
 RUN, TERM, KILL = "run", "term", "kill"
 READ_SIZE = 1 << 16
@@ -103,6 +107,8 @@ class Guard:
         self._poll = select.epoll()
         for fd in (channel.fileno(), self._wake_fd, self._launcher_fd):
             self._poll.register(fd, select.EPOLLIN)
+        self._spares = SpareRoom(self._poll, self._send)
+        self._gates: dict[int, tuple[socket.socket, Rank]] = {}  # cold ranks that may tell of the gate
 
     def run(self) -> None:
         """Serve the launcher until it ends or closes the channel; returns when no descendant is left."""
@@ -134,8 +140,12 @@ class Guard:
             for signum in os.read(fd, READ_SIZE):
                 if signum in FORWARDED:
                     self._signal_ranks(signum)
-        elif fd in self._watched:  # else: its death was handled earlier in this round
+        elif fd in self._watched:
             self._collect(self._watched[fd])
+        elif self._spares.owns(fd):
+            self._spares.on_ready(fd)
+        elif fd in self._gates:  # else: its death was handled earlier in this round
+            self._gate_passed(fd)
 
     def _launcher_gone(self) -> None:
         for fd in (self._channel.fileno(), self._launcher_fd):
@@ -184,8 +194,13 @@ class Guard:
                 self._signal_ranks(command["signum"])
             elif operation == "stop":
                 self._stop(command["signum"], command["grace_s"])
+            elif operation == "hold":
+                self._spares.hold(command["spare"], command["rank"])
+            elif operation == "drop":
+                self._spares.drop(command["spare"])
             else:
-                raise ValueError(f"cannot serve operation {operation!r}: not one of spawn, signal, stop")
+                known = "spawn, signal, stop, hold, drop"
+                raise ValueError(f"cannot serve operation {operation!r}: not one of {known}")
 
     # -- starting and ending ---------------------------------------------------------------------------------
 
@@ -195,38 +210,72 @@ class Guard:
             self._send({"event": "spawn_error", "local_rank": -1, "errno": errno.EBUSY, "what": what})
             return
         self._generation, self._failure_seen = generation, False
-        started: list[tuple[Rank, int]] = []
+        started: list[Rank] = []
+        try:
+            # all are told before the first is waited for: they get going side by side
+            given = [self._spares.give(spec) for spec in specs]
+            for spec, spare in zip(specs, given, strict=True):
+                if spare is not None and self._spares.taken(spare):
+                    started.append(self._adopt(Rank(generation, spec["local_rank"], spare.pid)))
+            warm = {rank.local_rank for rank in started}
+            self._start_cold(generation, [spec for spec in specs if spec["local_rank"] not in warm], started)
+        except SpawnFailed as failure:
+            for rank in started:
+                rank.quiet = True
+            local_rank, code, what = failure.args
+            self._begin_kill({"event": "spawn_error", "local_rank": local_rank, "errno": code, "what": what})
+            return
+        pids = {rank.local_rank: rank.pid for rank in started}
+        self._send({"event": "spawned", "generation": generation, "pids": pids, "warm": sorted(warm)})
+
+    def _start_cold(self, generation: int, specs: list[dict[str, Any]], started: list[Rank]) -> None:
+        readers: list[int] = []
         failure: SpawnFailed | None = None
+        first = len(started)
         for spec in specs:
             try:
-                pid, reader = fork_rank(spec)
+                pid, reader, gate = fork_rank(spec)
             except SpawnFailed as error:
                 failure = error
                 break
-            rank = Rank(generation, spec["local_rank"], pid)
-            self._ranks[pid] = self._watched[rank.pidfd] = rank
-            self._poll.register(rank.pidfd, select.EPOLLIN)
-            started.append((rank, reader))
-        for (rank, reader), spec in zip(started, specs, strict=False):
+            rank = self._adopt(Rank(generation, spec["local_rank"], pid))
+            started.append(rank)
+            readers.append(reader)
+            if gate is not None:
+                self._gates[gate.fileno()] = gate, rank
+                self._poll.register(gate, select.EPOLLIN)
+        for rank, reader, spec in zip(started[first:], readers, specs, strict=False):
             code = os.read(reader, 16)  # end of file at exec
             os.close(reader)
             if code and failure is None:
                 failure = SpawnFailed(rank.local_rank, int(code), f"execute {spec['argv'][0]}")
-        if failure is None:
-            pids = {rank.local_rank: rank.pid for rank, _ in started}
-            self._send({"event": "spawned", "generation": generation, "pids": pids})
-            return
-        for rank, _ in started:
-            rank.quiet = True
-        local_rank, code, what = failure.args
-        self._begin_kill({"event": "spawn_error", "local_rank": local_rank, "errno": code, "what": what})
+        if failure is not None:
+            raise failure
+
+    def _adopt(self, rank: Rank) -> Rank:
+        self._ranks[rank.pid] = self._watched[rank.pidfd] = rank
+        self._poll.register(rank.pidfd, select.EPOLLIN)
+        return rank
+
+    def _gate_passed(self, fd: int) -> None:
+        gate, rank = self._gates.pop(fd)
+        self._poll.unregister(fd)
+        with gate:
+            try:
+                said = gate.recv(32)
+            except ConnectionResetError:
+                said = b""
+        # a wrapper's Python says so too, but it is another process: such a command can't have spares
+        if said == b"%d" % rank.pid:
+            self._send({"event": "gate", "generation": rank.generation, "local_rank": rank.local_rank})
 
     def _alive(self) -> list[Rank]:
         return [rank for rank in self._ranks.values() if rank.pid not in self._unkillable]
 
     def _signal_ranks(self, signum: int) -> None:
         for rank in self._alive():
-            send_signal(rank.pid, signum, group=True)
+            for pid in programs_of(rank.pid):
+                send_signal(pid, signum)
 
     def _stop(self, signum: int, grace_s: float) -> None:
         if self._phase == KILL:
@@ -248,7 +297,8 @@ class Guard:
             self._begin_kill()
         if self._phase != KILL:
             return
-        tree = descendants(os.getpid())
+        # spares wait for the next generation, unless everything ends
+        tree = descendants(os.getpid(), frozenset() if self._closing else self._spares.pids)
         self._unkillable.intersection_update(tree)
         left = [pid for pid in tree if pid not in self._unkillable]
         if left and time.monotonic() >= self._deadline_s:

@@ -73,6 +73,11 @@ class RankSpec(NamedTuple):
     env: Mapping[str, str]
     stdout: str
     stderr: str
+    # "pass": the rank tells when it passes our gate (event GatePassed); "hold ...": see `GuardClient.hold`
+    gate: str = ""
+    # the spare that is to become this rank, and what of ``env`` it doesn't know yet
+    spare: str = ""
+    late: Mapping[str, str] = {}
 
 
 class Exited(NamedTuple):
@@ -107,13 +112,51 @@ class GuardDied(NamedTuple):
     signal: int | None
 
 
-Event = Exited | Stopped | GuardDied
+class GatePassed(NamedTuple):
+    """A rank that was started cold went through our sitecustomize: its command can be held there."""
+
+    generation: int
+    local_rank: int
+
+
+class Held(NamedTuple):
+    """A spare is past its imports and waits. ``seconds``: what they took."""
+
+    spare: str
+    seconds: float
+    modules: int
+
+
+class SpareGone(NamedTuple):
+    """A spare can't be used (any more). ``without``: the package that must not be imported ahead, if one is
+    to blame."""
+
+    spare: str
+    why: str
+    without: str
+
+
+Event = Exited | Stopped | GuardDied | GatePassed | Held | SpareGone
+_NOTES = {"gate": GatePassed, "held": Held, "spare_gone": SpareGone}
 
 
 def _portable(text: str) -> str:
     # the guard runs isolated and may have another file system encoding: the wire carries the bytes, not our
     # reading
     return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def _wire(rank: RankSpec) -> dict[str, Any]:
+    return {
+        "local_rank": rank.local_rank,
+        "argv": [_portable(word) for word in rank.argv],
+        "env": {_portable(key): _portable(value) for key, value in rank.env.items()},
+        "stdout": _portable(rank.stdout),
+        "stderr": _portable(rank.stderr),
+        "gate": rank.gate,
+        "spare": rank.spare,
+        "late": {_portable(key): _portable(value) for key, value in rank.late.items()},
+    }
 
 
 class GuardClient:
@@ -126,6 +169,7 @@ class GuardClient:
         self._buffer = b""
         self._events: deque[Event] = deque()
         self._dead = False
+        self.warm: frozenset[int] = frozenset()  # local ranks of the last `spawn` that were spares
 
     @classmethod
     def start(cls, title: str, *, kill_wait_s: float = KILL_WAIT_S) -> GuardClient:
@@ -174,8 +218,19 @@ class GuardClient:
         """Descriptor that is readable when there may be events."""
         return self._channel.fileno()
 
+    def hold(self, spare: str, rank: RankSpec) -> None:
+        """Start a spare of that name: ``rank`` with ``gate`` "hold torch|plain PACKAGES-TO-LEAVE-OUT" and
+        without what is only known later in ``env``. Returns immediately; ``Held`` or ``SpareGone``
+        follows."""
+        self._send({"op": "hold", "spare": spare, "rank": _wire(rank)})
+
+    def drop(self, spare: str) -> None:
+        """End a spare; no event follows."""
+        self._send({"op": "drop", "spare": spare})
+
     def spawn(self, generation: int, ranks: Sequence[RankSpec]) -> dict[int, int]:
-        """Start all ranks of a generation. Returns local rank -> pid.
+        """Start all ranks of a generation, from their spares where they name one that can go. Returns local
+        rank -> pid; ``warm`` tells which were spares.
 
         Raises:
             SpawnError: a rank can't be started, or an older generation still runs; those started are dead
@@ -185,16 +240,7 @@ class GuardClient:
             {
                 "op": "spawn",
                 "generation": generation,
-                "ranks": [
-                    {
-                        "local_rank": rank.local_rank,
-                        "argv": [_portable(word) for word in rank.argv],
-                        "env": {_portable(key): _portable(value) for key, value in rank.env.items()},
-                        "stdout": _portable(rank.stdout),
-                        "stderr": _portable(rank.stderr),
-                    }
-                    for rank in ranks
-                ],
+                "ranks": [_wire(rank) for rank in ranks],
             }
         )
         reply = self._reply(("spawned", "spawn_error"), SPAWN_TIMEOUT_S)
@@ -205,14 +251,15 @@ class GuardClient:
             )
         if reply["event"] == "spawn_error":
             raise SpawnError(reply["local_rank"], reply["errno"], reply["what"])
+        self.warm = frozenset(reply["warm"])
         return {int(local_rank): pid for local_rank, pid in reply["pids"].items()}
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the process group of every living rank."""
+        """Send a signal to every living rank and the programs that it runs, not to its helper processes."""
         self._send({"op": "signal", "signum": int(signum)})
 
     def stop(self, grace_s: float, signum: int = DEFAULT_STOP_SIGNAL) -> None:
-        """End the generation: ``signum`` to every rank's group, SIGKILL to every descendant when all ranks
+        """End the generation: ``signum`` to every rank as ``signal`` does, SIGKILL to every descendant when all ranks
         are gone or after ``grace_s`` (0: at once). Returns immediately; ``Stopped`` follows. A second call
         shortens or renews the grace. Does nothing but leave a ``GuardDied`` if the guard is dead."""
         self._send({"op": "stop", "signum": int(signum), "grace_s": grace_s})
@@ -293,6 +340,9 @@ class GuardClient:
                 elif kind == "stopped":
                     killed, unkillable = tuple(message["killed"]), tuple(message["unkillable"])
                     self._events.append(Stopped(message["generation"], killed, unkillable))
+                elif kind in _NOTES:
+                    del message["event"]
+                    self._events.append(_NOTES[kind](**message))
                 else:
                     answers.append(message)
         return answers

@@ -9,15 +9,22 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 
 # typing costs a third of the guard's start; the annotations below are never evaluated
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 EXIT_NOT_STARTED = 127
+GATE = b"AEGIS_WORKER_GATE"  # what a rank's sitecustomize reads
+# the last place in a spare's initial environment, where the gate writes what it is told at "go": whoever
+# reads /proc/<pid>/environ then finds it there, as in a cold rank's
+ROOM = b"AEGIS_WORKER_ROOM"
+ROOM_BYTES = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,8 +36,11 @@ def prctl(option: int, argument: int) -> None:
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
-def descendants(root: int) -> dict[int, str]:
-    """All living and unreaped descendants of ``root``: pid -> state letter (``Z`` is a corpse)."""
+def descendants(root: int, without: frozenset[int] = frozenset()) -> dict[int, str]:
+    """All living and unreaped descendants of ``root``: pid -> state letter (``Z`` is a corpse).
+
+    ``without``: pids that are left out together with everything below them.
+    """
     children: dict[int, list[int]] = {}
     states: dict[int, str] = {}
     for name in os.listdir("/proc"):
@@ -48,20 +58,48 @@ def descendants(root: int) -> dict[int, str]:
     todo = [root]
     while todo:
         for pid in children.get(todo.pop(), ()):
-            if pid not in found:
+            if pid not in found and pid not in without:
                 found[pid] = states[pid]
                 todo.append(pid)
     return found
 
 
-def send_signal(pid: int, signum: int, group: bool = False) -> bool:
-    """Signal a process or a group that may be gone already (or, setuid, out of reach): says whether it was
-    sent."""
+def send_signal(pid: int, signum: int) -> bool:
+    """Signal a process that may be gone already (or, setuid, out of reach): says whether it was sent."""
     try:
-        (os.killpg if group else os.kill)(pid, signum)
+        os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def programs_of(leader: int) -> list[int]:
+    """A rank, and the programs that it runs in its process group: who is to get a signal for the rank.
+
+    A wrapper script's program is one. The helper processes of a Python program (forks of it, those of
+    ``multiprocessing``) are none: a DataLoader worker that dies of a SIGTERM takes the rank's last checkpoint
+    with it. They end with the rank, as their owner sees fit, and at the latest with the kill of all.
+    """
+    found = [leader]
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == leader:
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                parent, group = file.read(4096).rpartition(b")")[2].split(None, 4)[1:3]
+            if int(group) != leader:
+                continue
+            command, maker = (_command(pid) for pid in (name, parent.decode()))
+        except (OSError, ValueError):
+            continue  # it, or its parent, ended while we looked
+        if command != maker and b"multiprocessing" not in command:
+            found.append(int(name))
+    return found
+
+
+def _command(pid: str) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+        return file.read(4096)
 
 
 class Rank:
@@ -83,7 +121,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def become_rank(
-    spec: dict[str, Any], guard_pid: int, fds: tuple[int, int], mask: set[int], report: int
+    spec: dict[str, Any], guard_pid: int, fds: tuple[int, int], mask: set[int], report: int, gate: int
 ) -> NoReturn:
     """In the forked child: turn into the training process, or write the errno to ``report`` and end."""
     code = 0
@@ -100,7 +138,13 @@ def become_rank(
                 os.dup2(source, target)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         argv = [to_bytes(word) for word in spec["argv"]]
-        os.execvpe(argv[0], argv, {to_bytes(key): to_bytes(value) for key, value in spec["env"].items()})
+        env = {to_bytes(key): to_bytes(value) for key, value in spec["env"].items()}
+        if gate >= 0:
+            os.set_inheritable(gate, True)
+            env[GATE] = b"%d %s" % (gate, to_bytes(spec["gate"]))
+            if spec["gate"].startswith("hold"):
+                env[ROOM] = b"." * ROOM_BYTES
+        os.execvpe(argv[0], argv, env)
     except OSError as error:
         code = error.errno or errno.EINVAL
     except BaseException:  # noqa: BLE001 - a NUL in an argument, say; whatever it is, two guards must never run
@@ -125,28 +169,39 @@ def open_log(spec: dict[str, Any], stream: str) -> int:
         raise SpawnFailed(spec["local_rank"], error.errno, f"open {stream} {path}") from error
 
 
-def fork_rank(spec: dict[str, Any]) -> tuple[int, int]:
-    """Fork one rank. Returns its pid and the read end of the pipe that stays empty if exec succeeds."""
+def fork_rank(
+    spec: dict[str, Any], open_stream: Callable[[dict[str, Any], str], int] = open_log
+) -> tuple[int, int, socket.socket | None]:
+    """Fork one rank. Returns its pid, the read end of the pipe that stays empty if exec succeeds, and our end
+    of its gate's channel if ``spec["gate"]`` asks for one (see ``worker/site/sitecustomize.py``)."""
     guard_pid = os.getpid()
     fds: list[int] = []
     reader, writer = os.pipe()
+    ours = theirs = None
     try:
+        if spec.get("gate"):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for stream in ("stdout", "stderr"):
-            fds.append(open_log(spec, stream))
+            fds.append(open_stream(spec, stream))
         # blocked until the child has its own dispositions: a handler of ours must not run there
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
         try:
             pid = os.fork()
             if pid == 0:
-                become_rank(spec, guard_pid, (fds[0], fds[1]), mask, writer)
+                gate = theirs.fileno() if theirs is not None else -1
+                become_rank(spec, guard_pid, (fds[0], fds[1]), mask, writer, gate)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except BaseException as error:
         os.close(reader)
+        if ours is not None:
+            ours.close()
         if isinstance(error, OSError):
             raise SpawnFailed(spec["local_rank"], error.errno, "fork") from error
         raise
     finally:
         for fd in (writer, *(fd for fd in fds if fd >= 0)):
             os.close(fd)
-    return pid, reader
+        if theirs is not None:
+            theirs.close()
+    return pid, reader, ours

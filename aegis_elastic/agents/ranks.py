@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aegis_elastic.agents.guard_client import Exited, GuardClient, Stopped
+from aegis_elastic.agents.spares import Spares
 from aegis_elastic.agents.stores import split
 from aegis_elastic.agents.torch_seam import SeamAgent, failure_of
 from aegis_elastic.core.model import Failure
@@ -46,7 +47,13 @@ class RankGroup:
 
     @classmethod
     def start(
-        cls, agent: SeamAgent, guard: GuardClient, order: Order, seat: Seat, generation: int
+        cls,
+        agent: SeamAgent,
+        guard: GuardClient,
+        order: Order,
+        seat: Seat,
+        generation: int,
+        spares: Spares | None = None,
     ) -> RankGroup:
         """Start the ranks that this order seats here. SpawnError, GuardError as the seam says."""
         host, port = split(order.store)
@@ -63,6 +70,7 @@ class RankGroup:
             restart_count=order.restart_count,
             guard=guard,
             generation=generation,
+            spares=spares,
         )
         return cls(context, seat, order.incarnation, generation)
 

@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessC
 from aegis_elastic.agents.error_file import RankFailure as RankFailure
 from aegis_elastic.agents.error_file import failure_of as failure_of
 from aegis_elastic.agents.guard_client import GuardClient, RankSpec
+from aegis_elastic.agents.spares import Spares
 from aegis_elastic.worker.environment import prepare_env
 
 try:
@@ -71,7 +72,13 @@ class GuardedContext(SubprocessContext):
     """
 
     def __init__(
-        self, *, guard: GuardClient, generation: int, prepare_env: PrepareEnv, **arguments: Any
+        self,
+        *,
+        guard: GuardClient,
+        generation: int,
+        prepare_env: PrepareEnv,
+        spares: Spares | None = None,
+        **arguments: Any,
     ) -> None:
         # start_method belongs to functions; a version's other arguments go through as torch passed them
         arguments.pop("start_method", None)
@@ -79,6 +86,7 @@ class GuardedContext(SubprocessContext):
         self.generation = generation
         self._guard = guard
         self._prepare_env = prepare_env
+        self._spares = spares
         self._numa = arguments.get("numa_options")
         self._pids: dict[int, int] = {}
         self._tails_running = False
@@ -113,7 +121,12 @@ class GuardedContext(SubprocessContext):
                 argv = _bind_to_numa(argv, gpu_index=local_rank, numa_options=self._numa)
             env = self._prepare_env({**os.environ, **self.envs[local_rank]})
             specs.append(RankSpec(local_rank, argv, env, self.stdouts[local_rank], self.stderrs[local_rank]))
+        if self._spares is None:
+            self._pids = self._guard.spawn(self.generation, specs)
+            return
+        specs = self._spares.claim(specs)
         self._pids = self._guard.spawn(self.generation, specs)
+        self._spares.started(self.generation, specs, self._pids)
 
     def _poll(self) -> Any:
         raise SeamError("cannot poll ranks under the guard: their deaths are its events")
@@ -156,6 +169,7 @@ class SeamAgent(LocalElasticAgent):
         restart_count: int,
         guard: GuardClient,
         generation: int,
+        spares: Spares | None = None,
     ) -> GuardedContext:
         """Start this node's ranks of one incarnation.
 
@@ -164,6 +178,7 @@ class SeamAgent(LocalElasticAgent):
             master_addr: with ``master_port``, the incarnation's TCPStore, hosted by the agent of the first
             node. restart_count: TORCHELASTIC_RESTART_COUNT, the same on every node.
             generation: what the guard's events will be marked with.
+            spares: keeper of the processes that may become these ranks.
 
         Raises:
             SpawnError: a command can't be executed or a log can't be opened; nothing runs then.
@@ -182,7 +197,7 @@ class SeamAgent(LocalElasticAgent):
 
         def start_guarded(**arguments: Any) -> GuardedContext:
             context = GuardedContext(
-                guard=guard, generation=generation, prepare_env=self._prepare_env, **arguments
+                guard=guard, generation=generation, prepare_env=self._prepare_env, spares=spares, **arguments
             )
             created.append(context)
             context.start()

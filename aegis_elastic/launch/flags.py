@@ -94,6 +94,14 @@ def _add_protection(add: _Adder) -> None:
         metavar="SECONDS",
     )
     add(
+        "warm-spares",
+        "Hold a second process ready for each rank, started and past its imports, so that a restart takes a "
+        "fraction of a second: `auto` does so unless the node is short of memory (less than 2 GiB free, or "
+        "0.5 GiB for each rank), `on` always, `off` never. The default is auto.",
+        "auto",
+        choices=("auto", "on", "off"),
+    )
+    add(
         "lost-timeout-s",
         "Seconds of silence after which a node counts as lost, if training has not moved on either. The "
         "default is 30.",

@@ -225,6 +225,7 @@ class Launcher:
             fault_grace_s=options.aegis.fault_grace_s,
             shutdown_timeout_s=float(getattr(config, "shutdown_timeout", None) or 30),
             signals=signals,
+            warm_spares=options.aegis.warm_spares,
             check_paths={kind: str(path) for kind, path in options.aegis.check_paths.items()},
         )
         assert config.logs_specs is not None

@@ -51,6 +51,7 @@ class AegisOptions:
     bootcheck: str
     troubleshoot: str
     fault_grace_s: float
+    warm_spares: str
     report: Path | None
     run_dir: Path | None
     state_dir: Path | None

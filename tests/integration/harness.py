@@ -199,6 +199,8 @@ class Job:
 
     def _environ(self, state: Path) -> dict[str, str]:
         ours = {"XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "1", _MARK: self._mark}
+        # imports for nothing, on two cores, where spares aren't the subject
+        ours["AEGIS_WARM_SPARES"] = "off"
         return {**os.environ, **ours, **self._env}
 
     # ------------------------------------------------------------ looking

@@ -9,12 +9,17 @@ Then, if the launcher's marker is there, uncaught exceptions are written to TORC
 torchelastic's own format, as ``@record`` would: after the script has ended in an exception, on the way to the
 traceback on stderr, which is unchanged. Silent, stdlib only, and old syntax only: the rank's Python is the
 user's choice.
+
+A process that is started as a warm spare waits here first, past its imports (``worker/gate.py``).
 """
 
 import os
 import sys
 
 _MARKER = "AEGIS_WORKER_SITE"
+# set by the guard: "<descriptor> pass" (say that we came by, so that this command may have spares) or
+# "<descriptor> hold <torch|plain> <packages to leave out, with commas>"
+_GATE = "AEGIS_WORKER_GATE"
 _SITE_DIR = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -32,6 +37,37 @@ def _cover_tracks() -> bool:
     sys.path_importer_cache.pop(_SITE_DIR, None)
     sys.modules.pop("sitecustomize", None)
     return marker is not None
+
+
+def _gate(asked: str) -> None:
+    descriptor, _, rest = asked.partition(" ")
+    what, _, rest = rest.partition(" ")
+    if what == "pass":
+        try:
+            os.write(int(descriptor), b"%d" % os.getpid())
+            os.close(int(descriptor))
+        except OSError:
+            return  # a wrapper closed it: then this command has no spares
+        return
+    try:
+        mode, _, without = rest.partition(" ")
+        worker = os.path.dirname(_SITE_DIR)
+        gate, preload = (_load(os.path.join(worker, name)) for name in ("gate.py", "preload.py"))
+        left_out = frozenset(without.split(","))
+        gate.hold(int(descriptor), preload, mode == "torch", left_out)  # type: ignore[attr-defined]
+    except BaseException:  # noqa: BLE001
+        os._exit(3)  # site would print it and go on to the script, which must not run here
+
+
+def _load(path: str) -> object:
+    """A module of ours without a trace in ``sys.modules``."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("_aegis_" + os.path.basename(path)[:-3], path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _fingerprint(path: str) -> object:
@@ -97,6 +133,9 @@ def _record_uncaught(path: str) -> None:
 
 def _start() -> None:
     marked = _cover_tracks()
+    asked = os.environ.pop(_GATE, None)
+    if asked:
+        _gate(asked)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     try:
         # the user's own, further down the path; not found is the usual case and goes on to site, which
