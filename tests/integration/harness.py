@@ -257,6 +257,7 @@ class Job:
             if not seen or holds(seen):
                 return bool(seen)
             assert seen["phase"] not in ("Succeed", "Failed"), f"the job ended before {what or 'that'}"
+            assert any(launch.process.poll() is None for launch in self.launches), "every launcher has ended"
             return False
 
         try:

@@ -96,6 +96,7 @@ def test_three_workers_two_retries_come_out_exactly(tmp_path: Path, unmet: Calla
         story.launch(0, 1, 2)
         story.wait_training(1)
         story.expect("RunCommand", (0, 0, 0), 0)
+        master = job.status()["plane"]["pid"]
 
         # Worker 0's agent is killed, and with it the launcher that had started the control plane.
         story.kill_agent(0)
@@ -120,6 +121,7 @@ def test_three_workers_two_retries_come_out_exactly(tmp_path: Path, unmet: Calla
         story.gates.open(Action.TROUBLESHOOT)
         story.wait_training(3)
         story.expect("RunCommand", (2, 2, 2), 2)
+        assert job.status()["plane"]["pid"] == master, "the plane outlives its launcher and is taken up again"
 
         # One failure more than allowed: diagnosed, then the job is closed.
         story.gates.close(Action.TROUBLESHOOT)
