@@ -71,6 +71,8 @@ class AegisElasticAgent(NodeBody):
         self._from_start = False
         # From the start alone: the newest order of a master that hears us all the same.
         self._heard: Order | None = None
+        # A signal has told us to end; what else comes is too late.
+        self._leaving = False
 
     def _clear_up(self) -> None:
         super()._clear_up()
