@@ -11,6 +11,7 @@ import logging
 import os
 import selectors
 import signal
+import subprocess
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -23,13 +24,13 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 
 from aegis_elastic.agents import requests
 from aegis_elastic.agents.alone import Ledger
-from aegis_elastic.agents.checker import Checker
+from aegis_elastic.agents.checker import Checker, end_checks, start_checks
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.guard_client import Event, GuardClient, GuardError
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, PlaneLink
 from aegis_elastic.agents.ranks import RankGroup
-from aegis_elastic.agents.spares import Spares
+from aegis_elastic.agents.spares import SETTLE_S, Spares
 from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
 from aegis_elastic.agents.torch_seam import SeamAgent
 from aegis_elastic.core.events import Finding
@@ -132,6 +133,9 @@ class NodeBody(SeamAgent):
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
         self._checker: Checker | None = None
+        # a process that waits for the checks of the next failure, and when to make one
+        self._ready_checks: subprocess.Popen[bytes] | None = None
+        self._prepare_s: float | None = None
         self._ledger = Ledger()
         self._generation = 0
         self._then: Callable[[], None] | None = None
@@ -162,7 +166,7 @@ class NodeBody(SeamAgent):
             while self._outcome is None:
                 for key, _ in self._selector.select(self._timeout_s()):
                     key.data()
-                self._tend_spares()
+                self._prepare()
                 if self._deadline is not None and time.monotonic() >= self._deadline[0]:
                     _, act = self._deadline
                     self._deadline = None
@@ -172,13 +176,21 @@ class NodeBody(SeamAgent):
             self._clear_up()
 
     def _timeout_s(self) -> float | None:
-        moments = [] if self._deadline is None else [self._deadline[0]]
-        if self._spares is not None and self._spares.due_s is not None:
-            moments.append(self._spares.due_s)
-        return max(min(moments) - time.monotonic(), 0.0) if moments else None
+        moments = [
+            self._deadline[0] if self._deadline is not None else None,
+            self._spares.due_s if self._spares is not None else None,
+            self._prepare_s,
+        ]
+        waits = [moment - time.monotonic() for moment in moments if moment is not None]
+        return max(min(waits), 0.0) if waits else None
 
-    def _tend_spares(self) -> None:
+    def _prepare(self) -> None:
+        """What the next failure will want, once the ranks have had their start for themselves."""
         spares, ranks = self._spares, self._ranks
+        if self._prepare_s is not None and time.monotonic() >= self._prepare_s:
+            self._prepare_s = None
+            if self._ready_checks is None:
+                self._ready_checks = start_checks(without_secrets(os.environ))
         if spares is None or spares.due_s is None or time.monotonic() < spares.due_s:
             return
         if ranks is None or ranks.stopping or not ranks.running:
@@ -189,6 +201,8 @@ class NodeBody(SeamAgent):
     def _clear_up(self) -> None:
         if self._checker is not None and not self._checker.done:
             self._checker.cancel()
+        if self._ready_checks is not None:
+            end_checks(self._ready_checks)
         self._guard.close()
         self.finish_ranks()
         seen = [peers for peers in (self._peers, self._old_peers) if peers is not None]
@@ -256,7 +270,11 @@ class NodeBody(SeamAgent):
             self._shelf.use(order.store)
         request = requests.check_request(order, seat, self._me, self._set.check_paths, self._gpus)
         self._say(MessageType.ACK, ReportData(state="checking"))
-        self._checker = Checker(request, without_secrets(os.environ))
+        self._prepare_s = None
+        process, self._ready_checks = self._ready_checks, None
+        if process is None or process.poll() is not None:
+            process = start_checks(without_secrets(os.environ))
+        self._checker = Checker(request, process)
         self._selector.register(self._checker, selectors.EVENT_READ, self._on_check_result)
 
     def _on_check_result(self) -> None:
@@ -304,6 +322,7 @@ class NodeBody(SeamAgent):
             self._narrate(f"cannot start training: {error}")
             self._fail(str(error), ())
             return
+        self._prepare_s = time.monotonic() + SETTLE_S
         times = {"rendezvous_s": rendezvous_s, "start_s": time.monotonic() - began_s - rendezvous_s}
         if seat.group_rank == 0:
             again = f", start number {order.incarnation}" if order.incarnation > 1 else ""

@@ -17,22 +17,36 @@ from aegis_elastic.core.model import CheckResult
 READ_BYTES = 65536
 
 
+def start_checks(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the checks' process; it waits for its request, so it can stand ready long before there is one.
+
+    From the main thread: the checks end with the thread that started them.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "aegis_elastic.checks"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(environment),
+    )
+
+
+def end_checks(process: subprocess.Popen[bytes]) -> None:
+    """End a process of `start_checks` that wasn't asked."""
+    process.kill()
+    process.communicate()
+
+
 class Checker:
     """One run of checks. Register its descriptor; when it is readable call `read`; `done` at the end."""
 
-    def __init__(self, request: CheckRequest, environment: Mapping[str, str]) -> None:
+    def __init__(self, request: CheckRequest, process: subprocess.Popen[bytes]) -> None:
+        """Ask a process of `start_checks`, which is ours from here on."""
         self.started_s = time.monotonic()
         self.results: list[CheckResult] = []
         self.done = False
         self._wanted = request.checks
         self._buffer = b""
-        # From the main thread: the checks end with the thread that started them.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "aegis_elastic.checks"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(environment),
-        )
+        self._process = process
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(msgspec.json.encode(request))
