@@ -38,7 +38,7 @@ class StockAgent(AegisElasticAgent):
         """As `AegisElasticAgent`; `held` is what stands for the ranks."""
         self._held = held
         self.handover: queue.SimpleQueue[Placement | Outcome] = queue.SimpleQueue()
-        self._leaving = False
+        self._no_more = False
         super().__init__(*args, **kwargs)
 
     def live(self) -> None:
@@ -62,7 +62,7 @@ class StockAgent(AegisElasticAgent):
         return self._held
 
     def _start_ranks(self, order: Order, seat: Seat) -> RankGroup:
-        if self._leaving:
+        if self._no_more:
             # The job goes on without this node; the plane sees us go and says so.
             self._inbox.put(Leave("torchrun has ended its part of the job"))
             raise GuardError("torchrun has ended its part of the job")
@@ -73,4 +73,4 @@ class StockAgent(AegisElasticAgent):
 
     def no_more_starts(self) -> None:
         """Torchelastic won't start ranks again. From its thread."""
-        self._leaving = True
+        self._no_more = True

@@ -83,8 +83,15 @@ class Launch:
             ) from None
 
     def wait_output(self, text: str, timeout_s: float = PATIENCE_S) -> str:
-        """Wait until `text` stands in its output; returns all of it."""
-        wait_for(lambda: text in self.output, f"{text!r} in the output of {self.worker}", timeout_s)
+        """Wait until `text` stands in its output, or it ends without; returns all of the output."""
+
+        def look() -> bool:
+            ended = self.process.poll() is not None
+            said = text in self.output
+            assert said or not ended, f"no {text!r} from {self.worker or self.number}, which has ended"
+            return said
+
+        wait_for(look, f"{text!r} in the output of {self.worker or self.number}", timeout_s)
         return self.output
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
