@@ -369,6 +369,11 @@ class Master:
         self._roll.follow(status, time.monotonic())
         for event, made in done:
             self._book.write(now, event, made)
+            if isinstance(event, Finish):
+                self._roll.note_environment(event)
+            elif made.status.phase is Phase.RUN_COMMAND and made.status.incarnation == 1 and made.effects:
+                self._plane["versions"] = self._roll.versions()
+                self._book.log(made.status, now, f"environment: {self._roll.versions()}")
             if not isinstance(event, _QUIET):
                 self._book.log(made.status, now, f"{made.name}: {made.reason}")
         for _, made in done:

@@ -6,10 +6,12 @@ to decide what has been decided already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from aegis_elastic.checks.request import Scalar
+from aegis_elastic.checks.summary import summarise
 from aegis_elastic.core.attribution import Evidence
-from aegis_elastic.core.events import Error
+from aegis_elastic.core.events import Error, Finish
 from aegis_elastic.core.liveness import Contact, Judgement, Patience, judge
 from aegis_elastic.core.model import Status
 
@@ -26,6 +28,7 @@ class Roll:
         self._keys: dict[str, str] = {}
         self.evidence: dict[str, tuple[Evidence, Error]] = {}
         self.unreachable: frozenset[str] = frozenset()
+        self._environments: dict[str, Mapping[str, Scalar]] = {}
 
     def follow(self, status: Status, now_s: float) -> None:
         """Know exactly the agents of this status; newcomers begin as heard now."""
@@ -99,6 +102,16 @@ class Roll:
     def all_acknowledged(self, seq_num: int) -> bool:
         """Whether every known agent has answered this order."""
         return all(self._acknowledged.get(uid, -1) >= seq_num for uid in self._contacts)
+
+    def note_environment(self, event: Finish) -> None:
+        """Keep what a worker's bootcheck said of its versions."""
+        for check in event.checks:
+            if check.check_type == "env":
+                self._environments[event.worker] = check.details
+
+    def versions(self) -> str:
+        """One line over all workers' environments: what they run, or where versions differ."""
+        return summarise(self._environments)[0]
 
     def note_jwt(self, uid: str, public_key: str, until_s: float) -> None:
         """Remember until when (wall seconds) an agent's JWT is good, and for which key it was made."""
