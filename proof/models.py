@@ -21,12 +21,14 @@ class Model(NamedTuple):
     properties: tuple[str, ...] = ()
     expect: str = ""
     slow: bool = False
+    symmetry: str = ""
 
     def config(self) -> str:
         """The text of the .cfg file."""
         lines = ["SPECIFICATION Spec", *(f"CONSTANT {name} = {value}" for name, value in self.constants.items())]
         lines += [f"INVARIANT {name}" for name in self.invariants]
         lines += [f"PROPERTY {name}" for name in self.properties]
+        lines += [f"SYMMETRY {self.symmetry}"] if self.symmetry else []
         return "\n".join(lines) + "\n"
 
 
@@ -111,3 +113,122 @@ PHASES: tuple[Model, ...] = (
         for name, by in PHASES_DEFECTS.items()
     ),
 )
+
+
+MESSAGES_INVARIANTS = (
+    "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency", "NoFinishDoubleProcessed",
+    "StaleFinishRejected", "WorkerSeqNumBound", "ExactlyOnce", "NoFailureForgotten", "Aligned", "FailedHasReason",
+)  # fmt: skip
+MESSAGES_STEPS = ("MasterSeqNumMonotonic", "CountsDurable")
+MESSAGES_LIVENESS = ("JobEnds", "RecoveryEnds", "NoLostFailure")
+# Several defects in one set only where each alone is harmless: then two guards stand behind each other.
+MESSAGES_DEFECTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("byLabel",), "ExactlyOnce"),
+    (("byLabel",), "StaleFinishRejected"),
+    (("staleCounts",), "StaleFinishRejected"),
+    (("noUid", "noBump"), "StaleFinishRejected"),
+    (("noUid", "noBump"), "NoFinishDoubleProcessed"),
+    (("noBump",), "MasterSeqNumMonotonic"),
+    (("anyPendingFinish",), "StaleFinishRejected"),
+    (("noRepeat",), "JobEnds"),
+    (("noResend",), "JobEnds"),
+)
+MESSAGES_WITNESSES = frozenset(
+    {
+        "Pending", "BootChecking", "RunCommand", "Restarting", "Troubleshooting", "Succeed", "Failed",
+        "Succeed with every retry used", "a dead agent's message", "a doubled Finish",
+        "an Error that comes too late", "two crashed", "an old order is followed no more",
+    }
+)  # fmt: skip
+
+
+def messages_constants(workers: int, max_retry: int, *defects: str) -> dict[str, str]:
+    named = ", ".join(f'"{name}"' for name in defects)
+    return {"Workers": _set("w", workers), "MaxRetry": str(max_retry), "Defects": f"{{{named}}}"}
+
+
+MESSAGES: tuple[Model, ...] = (
+    Model("Messages 2/2", "Messages", "safety", messages_constants(2, 2), MESSAGES_INVARIANTS, MESSAGES_STEPS),
+    Model(
+        "Messages 3/2", "Messages", "safety", messages_constants(3, 2), MESSAGES_INVARIANTS, MESSAGES_STEPS, slow=True
+    ),
+    Model("Messages 2/0", "Messages", "liveness", messages_constants(2, 0), (), MESSAGES_LIVENESS),
+    Model("Messages 2/2", "Messages", "liveness", messages_constants(2, 2), (), MESSAGES_LIVENESS, slow=True),
+    Model("Messages 2/2", "Messages", "witness", messages_constants(2, 2), ("Reached",)),
+    *(
+        _defect("Messages", messages_constants(2, 2, *names), "+".join(names), by, frozenset(MESSAGES_INVARIANTS))
+        for names, by in MESSAGES_DEFECTS
+    ),
+)
+
+
+NODES_INVARIANTS = (
+    "ValidPhase", "RecoverCountBound", "RetriesBound", "RecoveryBounded", "ExactlyOnce", "NeverRunOnBlack",
+    "NeverRunsShort", "OneWorkerPerNode", "FailedHasReason",
+)  # fmt: skip
+NODES_STEPS = (
+    "CountsDurable", "TerminalAbsorbing", "NoEarlyEvict", "NoSuicidalEvict", "EvictionIsFree", "MarkIsOfNode", "RefundOnce",
+)  # fmt: skip
+NODES_LIVENESS = ("RecoveryEnds", "LossIsSeen")
+NODES_DEFECTS: tuple[tuple[str, str], ...] = (
+    ("twoWrites", "ExactlyOnce"),
+    ("noCas", "ExactlyOnce"),
+    ("evictionCounts", "ExactlyOnce"),
+    ("evictionCounts", "EvictionIsFree"),
+    ("forgetsBlack", "CountsDurable"),
+    ("noAdmission", "NeverRunOnBlack"),
+    ("evictsNow", "NoEarlyEvict"),
+    ("suicidal", "NoSuicidalEvict"),
+    ("markOfWorker", "MarkIsOfNode"),
+    ("refundsTwice", "RefundOnce"),
+    ("refundsTheDead", "TerminalAbsorbing"),
+    ("noBudget", "RecoveryEnds"),
+    ("noGiveUp", "RecoveryEnds"),
+)
+NODES_WITNESSES = frozenset(
+    {
+        "RunCommand", "Troubleshooting", "Succeed", "Failed by the limit", "Failed by the budget",
+        "Failed for want of a node", "ran on after an isolation", "a placement on a black node",
+        "marked, and the checkpoint completed", "marked nodes in two places", "a master away while somebody is lost",
+        "a late write", "a charge given back",
+    }
+)  # fmt: skip
+
+
+def nodes_constants(workers: int, nodes: int, max_retry: int, defect: str = "", without: str = "") -> dict[str, str]:
+    return {
+        "Workers": _set("w", workers),
+        "Nodes": _set("n", nodes),
+        "None": "None",
+        "MaxRetry": str(max_retry),
+        "Budget": "2",
+        "Defects": _with(defect),
+        "Without": without or "{}",
+    }
+
+
+# Liveness is asked where nothing but losses, faults and crashes happens: the rest takes no part in it.
+_BARE = '{"slow", "refund", "late"}'
+NODES: tuple[Model, ...] = (
+    Model(
+        "Nodes 2x3/1 up to symmetry", "Nodes", "safety", nodes_constants(2, 3, 1), NODES_INVARIANTS, NODES_STEPS,
+        symmetry="Symmetric",
+    ),
+    Model("Nodes 2x3/1", "Nodes", "safety", nodes_constants(2, 3, 1), NODES_INVARIANTS, NODES_STEPS, slow=True),
+    Model("Nodes 2x3/2", "Nodes", "safety", nodes_constants(2, 3, 2), NODES_INVARIANTS, NODES_STEPS, slow=True),
+    Model("Nodes 2x2/0", "Nodes", "liveness", nodes_constants(2, 2, 0, without=_BARE), (), NODES_LIVENESS),
+    Model("Nodes 2x3/1", "Nodes", "liveness", nodes_constants(2, 3, 1, without=_BARE), (), NODES_LIVENESS, slow=True),
+    Model(
+        "Nodes 2x3/0 up to symmetry", "Nodes", "witness", nodes_constants(2, 3, 0), ("Reached",), symmetry="Symmetric"
+    ),
+    *(
+        _defect(
+            "Nodes",
+            nodes_constants(2, 3, 1, name, _BARE if by in NODES_LIVENESS else ""),
+            name,
+            by,
+            frozenset(NODES_INVARIANTS),
+        )
+        for name, by in NODES_DEFECTS
+    ),
+)  # fmt: skip
