@@ -21,15 +21,13 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from aegis_elastic.bus import names, tls
 from aegis_elastic.bus.credentials import Credentials
 from aegis_elastic.bus.errors import BusClosed, BusError, BusRefused, BusUnavailable, BusUsage
-from aegis_elastic.bus.link import PING_INTERVAL_S, Link
+from aegis_elastic.bus.link import PING_INTERVAL_S, Link, retry_s
 from aegis_elastic.bus.outbox import Outbox
 from aegis_elastic.bus.subscription import Callback, Message, Subscription
 
 logger = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 5.0
-RETRY_FIRST_S = 0.1
-RETRY_MAX_S = 2.0
 RETIRE_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
 _PAYLOAD_BYTES_MAX = 1024 * 1024
@@ -267,7 +265,7 @@ class BusConnection:
             try:
                 return await self._establish()
             except BusUnavailable:
-                delay_s = _retry_s(attempt)
+                delay_s = retry_s(attempt)
                 if asyncio.get_running_loop().time() + delay_s > deadline:
                     raise
             await asyncio.sleep(delay_s)
@@ -308,7 +306,7 @@ class BusConnection:
             else:
                 break
             try:
-                await asyncio.wait_for(self._wake.wait(), _retry_s(attempt))
+                await asyncio.wait_for(self._wake.wait(), retry_s(attempt))
                 self._wake.clear()
             except asyncio.TimeoutError:
                 attempt += 1
@@ -449,8 +447,3 @@ class BusConnection:
             callback(*arguments)
         except Exception:
             logger.exception("a callback of the bus connection failed")
-
-
-def _retry_s(attempt: int) -> float:
-    """Seconds to wait after the failed try number `attempt` (from 0)."""
-    return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)

@@ -10,6 +10,7 @@ and `BusConnection` opens the next. This is also the only module that touches na
 import asyncio
 import base64
 import logging
+import random
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 2.0
 PING_INTERVAL_S = 1.0
 DISCARD_TIMEOUT_S = 1.0
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
 # We ping ourselves (see above); nats-py's own timer must exist, so it is set out of the way.
 _NEVER_S = 24 * 3600
 _REFUSALS = (
@@ -198,3 +201,8 @@ def _failure(url: str, error: BaseException) -> BusError:
     if any(refusal in text.lower() for refusal in _REFUSALS):
         return BusRefused(f"cannot connect to {url}: {text}")
     return BusUnavailable(f"cannot connect to {url}: {text}")
+
+
+def retry_s(attempt: int) -> float:
+    """Seconds to wait after the failed try number `attempt` (from 0)."""
+    return min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)

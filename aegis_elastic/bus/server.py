@@ -7,7 +7,6 @@ clients.
 """
 
 import asyncio
-import ctypes
 import importlib.metadata
 import io
 import json
@@ -37,9 +36,15 @@ _LOG_LINE_BYTES_MAX = 1024 * 1024
 _TAIL_LINES = 12
 _STOP_TIMEOUT_S = 5.0
 _RELOAD_TIMEOUT_S = 5.0
-_PR_SET_PDEATHSIG = 1
-# Loaded before any fork: nothing may be imported or allocated between fork and exec.
-_LIBC = ctypes.CDLL(None, use_errno=True)
+# Asks to be killed with its parent, makes sure that the parent has not died before that, and becomes the
+# server. A program of its own, because the same lines in a `preexec_fn` make Python fork instead of vfork,
+# and gRPC, which lives in the plane's process too, crashes now and then in a forked child.
+_TETHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class AddressInUse(ServerFailed):
@@ -207,15 +212,10 @@ class NatsServer:
                 raise ServerFailed(f"cannot revoke {user_public_key}: {line}")
 
     async def _spawn(self, binary: Path) -> asyncio.subprocess.Process:
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # it died before the line above: the signal will never come
-                os._exit(1)
-
+        tether = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
         try:
             return await asyncio.create_subprocess_exec(
+                *tether,
                 binary,
                 "-c",
                 self._config_path,
@@ -223,7 +223,6 @@ class NatsServer:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LOG_LINE_BYTES_MAX,
-                preexec_fn=die_with_parent,
                 start_new_session=True,  # Ctrl-C at a terminal is for the launcher to handle, in its order
             )
         except OSError as error:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from aegis_elastic.bus import connection, names
+from aegis_elastic.bus import link, names
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, worker_jwt
 from aegis_elastic.bus.errors import BusClosed, BusRefused, BusUnavailable, BusUsage
@@ -119,9 +119,9 @@ def test_a_healthy_connection_is_left_alone(with_plane: PlaneTest) -> None:
             on_violation=alarms.append,
             on_refused=alarms.append,
         )
-        link = bus._link
+        before = bus._link
         await asyncio.sleep(2.5)  # two pings and more
-        assert bus._link is link
+        assert bus._link is before
         assert alarms == []
 
     with_plane(scenario)
@@ -259,7 +259,7 @@ def test_a_callback_that_fails_or_dawdles_harms_nobody(
         await worker.wait_connected(10)
         go.set()
         await worker.close()
-        assert finished == [b"good"]
+        assert set(finished) == {b"good"}, "perhaps twice: the master could not know that it had arrived"
 
     with_plane(scenario)
     assert "no good" in caplog.text
@@ -337,7 +337,7 @@ def test_use_after_close_and_bad_use_are_said(with_plane: PlaneTest) -> None:
 
 
 def test_retries_begin_quickly_and_stay_bounded() -> None:
-    waits = [[connection._retry_s(attempt) for _ in range(50)] for attempt in range(40)]
+    waits = [[link.retry_s(attempt) for _ in range(50)] for attempt in range(40)]
     assert max(waits[0]) <= 0.1
     assert all(0.05 <= wait <= 2.0 for row in waits for wait in row)
     assert min(waits[39]) >= 1.0

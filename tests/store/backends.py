@@ -1,25 +1,22 @@
 """Real servers behind one face, so that one suite of scenarios runs over all stores."""
 
 import asyncio
-import ctypes
 import os
 import re
 import shutil
-import signal
 import socket
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, master_jwt
-from aegis_elastic.bus.server import NatsServer
-from aegis_elastic.store.contract import Store
+from aegis_elastic.bus.server import _TETHER, NatsServer
+from aegis_elastic.store.contract import Change, Entry, Store, Watch
 from aegis_elastic.store.etcd import EtcdStore
 from aegis_elastic.store.jetstream import JetStreamStore
 from aegis_elastic.store.memory import MemoryBackend, MemoryStore
-
-_LIBC = ctypes.CDLL(None)
 
 
 class Backend:
@@ -109,7 +106,15 @@ class Etcd(Backend):
         # One member elects itself; there is nobody to wait for.
         flags += ["--heartbeat-interval", "10", "--election-timeout", "50"]
         self._process = await asyncio.create_subprocess_exec(
-            "etcd", *flags, stderr=asyncio.subprocess.PIPE, preexec_fn=lambda: _LIBC.prctl(1, signal.SIGKILL)
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _TETHER.replace("execv", "execvp"),
+            str(os.getpid()),
+            "etcd",
+            *flags,
+            stderr=asyncio.subprocess.PIPE,
         )
         log = self._process.stderr
         assert log is not None
@@ -173,3 +178,26 @@ def _free_ports() -> tuple[int, int]:
         if len(free) == 2:
             return free[0], free[1]
     raise AssertionError("no free port")
+
+
+async def take(watch: Watch, count: int, timeout_s: float = 20) -> list[Change]:
+    """The next `count` changes."""
+
+    async def gather() -> list[Change]:
+        return [await watch.__anext__() for _ in range(count)]
+
+    return await asyncio.wait_for(gather(), timeout_s)
+
+
+async def wait_change(
+    watch: Watch, key: str, wanted: Callable[[Entry | None], bool], timeout_s: float = 20
+) -> None:
+    """Wait until the watch tells of `key` what is wanted."""
+
+    async def look() -> None:
+        async for change in watch:
+            if change.key == key and wanted(change.entry):
+                return
+        raise AssertionError("the watch ended")
+
+    await asyncio.wait_for(look(), timeout_s)
