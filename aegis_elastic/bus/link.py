@@ -39,6 +39,18 @@ _REFUSALS = (
 )
 
 
+class _NotOurMistake(logging.Filter):
+    """Drops one warning of asyncio's, said at every end of a TLS connection, about how nats-py makes its
+    reader.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("returning true from eof_received()")
+
+
+logging.getLogger("asyncio").addFilter(_NotOurMistake())
+
+
 class Link:
     """A live connection. `lost` resolves, with the reason, when it is one no more."""
 
