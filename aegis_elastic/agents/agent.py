@@ -8,7 +8,6 @@ through the incarnation's store (`agents.alone`), and tell the master when it is
 from __future__ import annotations
 
 import logging
-import selectors
 import signal
 import time
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from aegis_elastic.agents.fallback import Fallback
 from aegis_elastic.agents.guard_client import (
     Exited,
     GatePassed,
-    GuardClient,
     GuardDied,
     Held,
     SpareGone,
@@ -163,6 +161,7 @@ class AegisElasticAgent(NodeBody):
                 self._stop_then(self._check)
             else:
                 self._end_by_plane(self._check if order.action is Action.TROUBLESHOOT else self._finish)
+                self._check_meanwhile(order)
 
     def _heed(self) -> None:
         """What we said of the last order says nothing of this one: a Finish must not be repeated under its
@@ -246,12 +245,7 @@ class AegisElasticAgent(NodeBody):
 
     def _on_guard_died(self) -> None:
         logger.error("the guard process ended; the kernel has killed the ranks")
-        self._selector.unregister(self._guard)
-        self._guard.close()
-        self._guard = self._open_guard()
-        if self._spares is not None and isinstance(self._guard, GuardClient):
-            self._spares.moved(self._guard)
-        self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
+        self._replace_guard()
         ranks = self._ranks
         if ranks is not None and not ranks.stopped:
             was_stopping, ranks.stopped = ranks.stopping, True

@@ -22,7 +22,7 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 
-from aegis_elastic.agents import requests
+from aegis_elastic.agents import requests, strays
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.checker import Checker, end_checks, start_checks
 from aegis_elastic.agents.fallback import Meeting
@@ -133,6 +133,7 @@ class NodeBody(SeamAgent):
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
         self._checker: Checker | None = None
+        self._checked: tuple[tuple[Finding, ...], tuple[CheckResult, ...]] | None = None
         # a process that waits for the checks of the next failure, and when to make one
         self._ready_checks: subprocess.Popen[bytes] | None = None
         self._prepare_s: float | None = None
@@ -149,7 +150,20 @@ class NodeBody(SeamAgent):
 
     def _open_guard(self) -> Guard:
         """Whoever is to hold the ranks, anew. GuardError."""
+        strays.adopt()
         return GuardClient.start(self._me.job)
+
+    def _replace_guard(self) -> None:
+        """The guard has died: end what it has left behind, and have another."""
+        self._selector.unregister(self._guard)
+        self._guard.close()
+        left = strays.end() if isinstance(self._guard, GuardClient) else ()
+        if left:
+            logger.error("processes %s survive SIGKILL (in the kernel); going on without them", left)
+        self._guard = self._open_guard()
+        if self._spares is not None and isinstance(self._guard, GuardClient):
+            self._spares.moved(self._guard)
+        self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
 
     def _start_ranks(self, order: Order, seat: Seat) -> RankGroup:
         """Start the ranks that the order seats here. SpawnError, GuardError."""
@@ -237,6 +251,7 @@ class NodeBody(SeamAgent):
         """Stop the ranks if there are any, and go on with `then` when nothing of them lives."""
         if self._checker is not None and not self._checker.done:
             self._forget_checker()
+        self._checked = None
         if self._ranks is None or self._ranks.stopped:
             self._ranks = None
             then()
@@ -261,10 +276,28 @@ class NodeBody(SeamAgent):
             then()
 
     def _check(self) -> None:
+        """The ranks are gone: run the order's checks, or see to the end of those that run already."""
+        if self._checker is None and self._checked is None:
+            self._begin_checks()
+        self._conclude_checks()
+
+    def _check_meanwhile(self, order: Order) -> None:
+        """Begin the order's checks while the ranks still die. Collective ones wait until their devices are
+        free."""
+        if self._then == self._check and self._checker is None and not requests.needs_store(order):
+            self._begin_checks()
+
+    def _conclude_checks(self) -> None:
+        if self._checked is None or (self._ranks is not None and not self._ranks.stopped):
+            return
+        (findings, results), self._checked = self._checked, None
+        self._finish(findings, results)
+
+    def _begin_checks(self) -> None:
         order = self._order
         seat = self._seat(order) if order is not None else None
         if order is None or seat is None or not order.checks:
-            self._finish()
+            self._checked = (), ()
             return
         if order.store and seat.group_rank == 0 and requests.needs_store(order):
             self._shelf.use(order.store)
@@ -290,7 +323,8 @@ class NodeBody(SeamAgent):
             for result in checker.results:
                 if not result.passed:
                     self._narrate(f"check {result.check_type}: {result.result}")
-            self._finish(checker.findings(), tuple(checker.results))
+            self._checked = checker.findings(), tuple(checker.results)
+            self._conclude_checks()
 
     def _forget_checker(self) -> None:
         assert self._checker is not None

@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
         print(f"cannot run the checks: unexpected argument {argv[0]!r}, see --help", file=sys.stderr)
         return 2
     die_with_parent(os.getppid())
+    runner.load()
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckRequest)
     except msgspec.DecodeError as error:  # a ValidationError is one too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +23,16 @@ def run(request: CheckRequest) -> Iterator[CheckResult]:
     if in_torch:
         tasks.append(_torch_task(in_torch, request))
     return frame.run(tasks)
+
+
+def load() -> None:
+    """Import what the cheap checks need, for a process that waits for its request anyway. What is broken is
+    left to the check that needs it."""
+    for module in ("io", "gpu", "runtime", "rdma", "hang"):
+        try:
+            importlib.import_module(f"aegis_elastic.checks.{module}")
+        except Exception:  # noqa: BLE001 - whatever an import may do: its own child says so, as its finding
+            continue
 
 
 def _cheap_task(name: str, request: CheckRequest) -> Task:
