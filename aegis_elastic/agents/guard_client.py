@@ -259,9 +259,10 @@ class GuardClient:
         self._send({"op": "signal", "signum": int(signum)})
 
     def stop(self, grace_s: float, signum: int = DEFAULT_STOP_SIGNAL) -> None:
-        """End the generation: ``signum`` to every rank as ``signal`` does, SIGKILL to every descendant when all ranks
-        are gone or after ``grace_s`` (0: at once). Returns immediately; ``Stopped`` follows. A second call
-        shortens or renews the grace. Does nothing but leave a ``GuardDied`` if the guard is dead."""
+        """End the generation: ``signum`` to every rank as ``signal`` does, SIGKILL to every descendant when
+        all ranks are gone or after ``grace_s`` (0: at once). Returns immediately; ``Stopped`` follows. A
+        second call shortens or renews the grace. Does nothing but leave a ``GuardDied`` if the guard is
+        dead."""
         self._send({"op": "stop", "signum": int(signum), "grace_s": grace_s})
 
     def events(self) -> list[Event]:
