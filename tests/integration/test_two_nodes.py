@@ -13,6 +13,7 @@ from aegis_elastic.core.orders import Action
 from aegis_elastic.testing.faults import Gates
 from aegis_elastic.testing.netns import Host
 from tests.integration.harness import Job, Launch, Rank, View, hosts, stays, wait_for
+from tests.integration.planes import plane_processes
 
 pytestmark = pytest.mark.timeout(240)
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
@@ -210,7 +211,10 @@ def test_a_node_that_has_finished_trains_again_when_another_fails(tmp_path: Path
         training.finish(first, 0)
         kill(next(iter(job.ranks(second).values())))
         job.wait_phase("Troubleshooting")
-        # That its training had finished must not be taken for the end of its troubleshooting.
+        # That its training had finished must not be taken for the end of its troubleshooting; not even when
+        # it says again how it is, because the bus had been away.
+        os.kill(plane_processes(job)["nats"], signal.SIGKILL)
+        first.wait_output("can be reached again")
         stays(lambda: not finished(job.view()), 2.5)
         gates.open(Action.TROUBLESHOOT)
         job.wait_phase("RunCommand", 2)
