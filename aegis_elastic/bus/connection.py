@@ -9,7 +9,6 @@ whenever it is connected.
 import asyncio
 import logging
 import random
-import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -23,15 +22,13 @@ from aegis_elastic.bus.credentials import Credentials
 from aegis_elastic.bus.errors import BusClosed, BusError, BusRefused, BusUnavailable, BusUsage
 from aegis_elastic.bus.link import PING_INTERVAL_S, Link, retry_s
 from aegis_elastic.bus.outbox import Outbox
-from aegis_elastic.bus.subscription import Callback, Message, Subscription
+from aegis_elastic.bus.subscription import Callback, Message, Subscription, check_message
 
 logger = logging.getLogger(__name__)
 
 ATTEMPT_TIMEOUT_S = 5.0
 RETIRE_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 2.0
-_PAYLOAD_BYTES_MAX = 1024 * 1024
-_SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
 T = TypeVar("T")
 
@@ -76,8 +73,9 @@ class BusConnection:
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._attention = asyncio.Event()
-        # While a renewal changes links: what is published waits, so that it cannot overtake what went before.
-        self._holding = False
+        # Clear while a renewal changes links: publishers wait, so that nothing overtakes what went before.
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._closed = False
 
     @classmethod
@@ -130,8 +128,9 @@ class BusConnection:
         streams of facts. BusUsage for a malformed subject or too large a message, BusClosed after `close`.
         """
         self._check(subject, data)
+        await self._flowing.wait()
         link = self._link
-        if link is None or link.lost.done() or self._holding:
+        if link is None or link.lost.done():
             self._outbox.put(subject, data)
             return
         self._outbox.sent(subject, data)
@@ -240,8 +239,7 @@ class BusConnection:
         self._closed = True
         self._connected.set()  # wakes those who wait for a link, to hear that there will be none
         if self._supervisor is not None:
-            # nats-py swallows a cancellation that reaches it while it flushes, so the loops look at `_closed`
-            # too.
+            # nats-py swallows a cancellation that reaches it in a flush, so the loops look at `_closed` too.
             self._attention.set()
             self._wake.set()
             self._supervisor.cancel()
@@ -343,7 +341,7 @@ class BusConnection:
                 self._outbox.lost()
             raise BusUnavailable(f"cannot use the new connection: {error}") from error
         finally:
-            self._holding = False
+            self._flowing.set()
         self._link = link
         link.lost.add_done_callback(lambda _: self._attention.set())
         self._connected.set()
@@ -358,8 +356,8 @@ class BusConnection:
             for wish in [*self._subscriptions]:
                 await self._attach(link, wish)
             await link.ping()
-            if self._link is not None and not self._holding:
-                self._holding = True
+            if self._link is not None and self._flowing.is_set():
+                self._flowing.clear()
                 await self._settle(self._link)
             while (waiting := self._outbox.take()) is not None:
                 self._outbox.sent(*waiting)
@@ -426,14 +424,7 @@ class BusConnection:
     def _check(self, subject: str, data: bytes) -> None:
         if self._closed:
             raise BusClosed(f"cannot publish on {subject}: the connection is closed")
-        if not _SUBJECT.fullmatch(subject):
-            raise BusUsage(
-                f"cannot publish on {subject!r}: want dot-separated tokens without wildcards or space"
-            )
-        if len(data) > _PAYLOAD_BYTES_MAX:
-            raise BusUsage(
-                f"cannot publish {len(data)} bytes on {subject}: the limit is {_PAYLOAD_BYTES_MAX}"
-            )
+        check_message(subject, data)
 
     def _spawn(self, work: Awaitable[None], name: str) -> None:
         task = asyncio.ensure_future(work)

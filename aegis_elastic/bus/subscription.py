@@ -3,14 +3,19 @@
 import asyncio
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
 
+from aegis_elastic.bus.errors import BusUsage
+
 logger = logging.getLogger(__name__)
 
 QUEUE_MAX = 1024
+PAYLOAD_BYTES_MAX = 1024 * 1024
+_SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
 
 class Message(NamedTuple):
@@ -84,3 +89,13 @@ class Subscription:
                 logger.exception("the callback for %s failed", self.subject)
             finally:
                 queue.task_done()
+
+
+def check_message(subject: str, data: bytes) -> None:
+    """Raise BusUsage for a subject with wildcards, white space or empty tokens, or more data than the server
+    takes.
+    """
+    if not _SUBJECT.fullmatch(subject):
+        raise BusUsage(f"cannot publish on {subject!r}: want dot-separated tokens without wildcards or space")
+    if len(data) > PAYLOAD_BYTES_MAX:
+        raise BusUsage(f"cannot publish {len(data)} bytes on {subject}: the limit is {PAYLOAD_BYTES_MAX}")
