@@ -47,6 +47,12 @@ def plane_processes(job: Job) -> dict[str, int]:
     return found
 
 
+def bus_port(job: Job) -> int:
+    """The port of the job's nats-server, which its plane keeps over its lives."""
+    assert job.run_dir is not None, "there is no plane yet"
+    return int((job.run_dir.parent / "plane" / "nats.port").read_text())
+
+
 def wait_plane(job: Job) -> View:
     """Wait until the plane that lives now answers `aegisctl status`; returns what it says."""
     seen: View = {}
@@ -59,6 +65,11 @@ def wait_plane(job: Job) -> View:
 
     wait_for(answers, "a plane that answers")
     return seen
+
+
+def wait_successor(job: Job, part: str, old: int) -> None:
+    """Wait until another process does the work of that part of the plane."""
+    wait_for(lambda: plane_processes(job).get(part, old) != old, f"a new {part}")
 
 
 def _words(pid: int) -> list[str]:

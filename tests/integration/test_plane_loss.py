@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.integration.harness import Job, Rank, wait_for
-from tests.integration.planes import plane_processes, steps_of, wait_plane, write_worker
+from tests.integration.planes import plane_processes, steps_of, wait_plane, wait_successor, write_worker
 
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 
@@ -28,9 +28,7 @@ def test_training_never_stops_when_the_plane_is_killed_part_by_part_and_whole(tm
         for victim in ("nats", "master", "supervisor"):
             old = plane_processes(job)[victim]
             os.kill(old, signal.SIGKILL)
-            wait_for(
-                lambda old=old, victim=victim: plane_processes(job).get(victim, old) != old, f"a new {victim}"
-            )
+            wait_successor(job, victim, old)
             wait_plane(job)
             untouched(tmp_path, ranks, job)
         assert "starting it again; training is not touched" in launch.output
