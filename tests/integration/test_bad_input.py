@@ -130,7 +130,10 @@ def test_a_running_job_is_not_disturbed_by_those_who_fail_to_join(tmp_path: Path
 
 
 def test_programs_that_only_running_can_judge(tmp_path: Path) -> None:
-    """Not Python, not finished, not there after all: the failure says so. An empty script is a good one."""
+    """Not Python, not finished, not there after all: the failure says so. An empty script is a good one.
+
+    pytorch#60910 (a failure to start is restarted in vain): at most as often as --max-restarts allows.
+    """
     shutil.copy("/bin/true", tmp_path / "elf.py")
     (tmp_path / "half.py").write_text("def (:\n")
     (tmp_path / "imports.py").write_text("import no_such_library\n")

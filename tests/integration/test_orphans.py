@@ -72,7 +72,11 @@ def _saved(job: Job, name: str) -> bool:
 
 
 def test_signals_end_the_launcher_after_its_ranks_have_saved(tmp_path: Path) -> None:
-    """TERM, INT, HUP, QUIT: the ranks get it and have their time, their worker processes don't get it."""
+    """TERM, INT, HUP, QUIT: the ranks get it and have their time, their worker processes don't get it.
+
+    KempnerForge#177 (a DataLoader's workers die of the SIGTERM, and the last checkpoint with them),
+    pytorch#160908 (the launcher's last words have the ranks' exit codes).
+    """
     signums = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     with ExitStack() as stack:
         jobs = [stack.enter_context(_job(tmp_path / signum.name)) for signum in signums]
@@ -102,6 +106,7 @@ def test_a_deaf_rank_has_the_shutdown_timeout_or_until_the_second_signal(tmp_pat
 
 
 def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
+    """NVRx#270: no rank, no helper, no plane."""
     with _job(tmp_path / "job", nproc=2) as job:
         launch = _start(job, "deaf")
         wait_for((job.folder / "ready-1-0").exists, "rank 1")
