@@ -93,6 +93,7 @@ class Guard:
         self._phase = RUN
         self._deadline_s = 0.0
         self._reply: dict[str, Any] = {}  # what the end of the kill phase tells the launcher
+        self._asked: list[int] = []  # who has been sent the signal of a stop order
         self._killed: set[int] = set()
         self._unkillable: set[int] = set()  # given up: survived SIGKILL for kill_wait_s
         self._closing = self._finished = False
@@ -272,17 +273,17 @@ class Guard:
     def _alive(self) -> list[Rank]:
         return [rank for rank in self._ranks.values() if rank.pid not in self._unkillable]
 
-    def _signal_ranks(self, signum: int) -> None:
-        for rank in self._alive():
-            for pid in programs_of(rank.pid):
-                send_signal(pid, signum)
+    def _signal_ranks(self, signum: int) -> list[int]:
+        """Send it; says to which processes."""
+        told = [pid for rank in self._alive() for pid in programs_of(rank.pid)]
+        return [pid for pid in told if send_signal(pid, signum)]
 
     def _stop(self, signum: int, grace_s: float) -> None:
         if self._phase == KILL:
             return  # already the strongest form; its "stopped" is on the way
         if grace_s > 0:
             self._phase, self._deadline_s = TERM, time.monotonic() + grace_s
-            self._signal_ranks(signum)
+            self._asked = self._signal_ranks(signum)
         else:
             self._begin_kill()
 
@@ -291,9 +292,16 @@ class Guard:
         self._reply = reply or {"event": "stopped", "generation": self._generation}
         self._killed = set()
 
+    def _asked_are_gone(self) -> bool:
+        """The grace is for the ranks and their programs (a wrapper may be gone long before what it wrapped):
+        whatever else they left behind is not waited for."""
+        if self._alive():
+            return False
+        tree = descendants(os.getpid())
+        return all(tree.get(pid, "Z") == "Z" for pid in self._asked)
+
     def _advance(self) -> None:
-        # the grace is for the ranks: when the last one is gone, what they left behind is not waited for
-        if self._phase == TERM and (not self._alive() or time.monotonic() >= self._deadline_s):
+        if self._phase == TERM and (self._asked_are_gone() or time.monotonic() >= self._deadline_s):
             self._begin_kill()
         if self._phase != KILL:
             return
