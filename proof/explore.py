@@ -10,7 +10,7 @@ import msgspec
 
 from aegis_elastic.core import machine as production
 from aegis_elastic.core.events import Event
-from aegis_elastic.core.machine import Transition
+from aegis_elastic.core.machine import Rule, Transition
 from aegis_elastic.core.model import JobSpec, Status
 from proof import worlds
 from proof.worlds import EXPIRED, NOW, Move, World
@@ -21,18 +21,23 @@ class Machine(NamedTuple):
 
     step: Callable[[Status, Event, float], Transition]
     create: Callable[[JobSpec, float], Status]
+    rules: tuple[Rule, ...]
 
 
-PRODUCTION = Machine(production.step, production.create)
+PRODUCTION = Machine(production.step, production.create, production.RULES)
 
 
 class Edge(NamedTuple):
-    """One step: from a canonical status, by a move, the transition as `step` gave it, and where it leads."""
+    """One step: from a canonical status, by a move, the transition as `step` gave it, and where it leads.
+
+    `rules` is the table of the machine that took it.
+    """
 
     before: Status
     move: Move
     transition: Transition
     after: Status
+    rules: tuple[Rule, ...]
 
 
 class Explosion(Exception):
@@ -129,7 +134,7 @@ def _walk(graph: Graph, machine: Machine, limit: int, keep: bool) -> Iterator[Ed
                     raise Explosion(f"{graph.world.name}: more than {limit} states")
             if keep:
                 out.append((move, transition.name, after))
-            yield Edge(s, move, transition, after)
+            yield Edge(s, move, transition, after, machine.rules)
         if keep:
             graph.edges[s] = out
 

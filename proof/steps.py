@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from aegis_elastic.core import recovery
 from aegis_elastic.core.events import Close, Dismiss, Publish, RecordErrorNode
-from aegis_elastic.core.machine import RULES
 from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, PodInfo, Status
 from aegis_elastic.core.ranks import first_order
 from proof.explore import Edge
@@ -486,7 +485,7 @@ def _table_is_honest(e: Edge) -> bool:
         return b is a
     names = {"shrink": "overdue", "independent": "overdue"}
     name = names.get(e.transition.name, e.transition.name)
-    return any(rule.name == name and a.phase in rule.phases and b.phase in rule.to for rule in RULES)
+    return any(rule.name == name and a.phase in rule.phases and b.phase in rule.to for rule in e.rules)
 
 
 STEPS: dict[str, StepProperty] = {

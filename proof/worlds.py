@@ -245,3 +245,18 @@ def shape(s: Status) -> tuple[object, ...]:
 
 def protected(s: Status) -> bool:
     return s.mode is Mode.PROTECTED
+
+
+# Small worlds in which mutants are hunted, smallest first: every kind of event, every bound reached soon.
+SMALL: tuple[World, ...] = (
+    _world("small bootcheck", spec(2, 0, budget=1), 2, "finish software hardware join offer stores"),
+    _world("small stores", spec(2, 0, budget=1), 2, "finish lost join error stores", formed=True),
+    _world("small shrinking", spec(2, 0, least=1, budget=1), 2, "finish lost error expire", formed=True),
+    _world("small outage", spec(2, 1, budget=1), 2, "finish lost error independent ended", formed=True),
+    phases(2, 1),
+    _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),
+    _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire"),
+    _world("small faulty", spec(2, 1, budget=1), 3, "finish hardware join", formed=True),
+    _world("crowd", spec(3, 1, least=2, budget=1), 3, "finish lost error expire", formed=True),
+    _world("small spares", spec(2, 0, budget=1), 3, "finish together lost join", formed=True),
+)
