@@ -1,9 +1,15 @@
-"""The measured training: all-reduce steps of 50 ms; one rank dies at step 20 of its first life.
+"""The measured training: all-reduce steps of 50 ms; rank 1 dies when it is told to.
 
-Each rank appends what happened when to `<argv[1]>/<rank>.jsonl`: {"life", "what", "at"}, times of the
-monotonic clock, which all processes of a machine share. Survivors of a failed collective wait to be told to
-stop, as they do with NCCL.
-"""
+    python measured.py FOLDER FAULT
+
+Each rank appends what happened when to `FOLDER/<rank>.jsonl`: {"life", "what", "at"}, times of the
+monotonic clock, which all processes of a machine share. The fault comes when a file `FOLDER/fault` appears,
+so that every launcher is hit in the same state: long after its start. Survivors of a failed collective wait
+to be told to stop, as they do with NCCL.
+
+FAULT: `exit` ends the rank with a code, `exception` by one that nobody catches, `kill` by SIGKILL; `deaf`
+is `exit` with survivors that ignore SIGTERM; `again` is `exit`, and once more two seconds after the first
+step of the second life."""
 
 import json
 import os
@@ -12,16 +18,18 @@ import sys
 import time
 from pathlib import Path
 
-FAULT_STEP = 20
+FOLDER, FAULT = Path(sys.argv[1]), sys.argv[2]
 FAULT_RANK = 1
 FAULT_EXIT_CODE = 17
-STEPS = 30
+AGAIN_S = 2.0
+FIRST_LIFE_S_MAX = 150.0
+LAST_LIFE_STEPS = 10
 STEP_S = 0.05
 
 MAIN = time.monotonic()
 RANK = int(os.environ["RANK"])
 LIFE = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-_FILE = os.open(Path(sys.argv[1]) / f"{RANK}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+_FILE = os.open(FOLDER / f"{RANK}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def stamp(what: str, at: float | None = None) -> None:
@@ -43,9 +51,26 @@ def told_to_stop(_signum: int, _frame: object) -> None:
     os._exit(1)
 
 
+def due(began: float) -> bool:
+    """Whether this rank is to die now, in this life."""
+    if LIFE == 0:
+        return (FOLDER / "fault").exists()
+    return LIFE == 1 and FAULT == "again" and time.monotonic() > began + AGAIN_S
+
+
+def die() -> None:
+    """The fault."""
+    stamp("fault")
+    if FAULT == "exception":
+        raise ValueError("the fault of this benchmark")
+    if FAULT == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(FAULT_EXIT_CODE)
+
+
 def main() -> None:
     """Stamps every part of a start, then trains."""
-    signal.signal(signal.SIGTERM, told_to_stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if FAULT == "deaf" else told_to_stop)
     stamp("start", process_start())
     stamp("main", MAIN)
     import torch
@@ -55,10 +80,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     stamp("group")
     gradient = torch.ones(1024)
-    for step in range(STEPS):
-        if LIFE == 0 and step == FAULT_STEP and RANK == FAULT_RANK:
-            stamp("fault")
-            os._exit(FAULT_EXIT_CODE)
+    last = (2 if FAULT == "again" else 1) == LIFE
+    began, step = time.monotonic(), 0
+    while step < LAST_LIFE_STEPS if last else time.monotonic() < began + FIRST_LIFE_S_MAX:
+        if RANK == FAULT_RANK and due(began):
+            die()
         try:
             dist.all_reduce(gradient)
         except RuntimeError:
@@ -66,6 +92,7 @@ def main() -> None:
                 signal.pause()
         if step == 0:
             stamp("step")
+        step += 1
         time.sleep(STEP_S)
     dist.destroy_process_group()
 
