@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aegis_elastic.core.model import Status
+from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.facts import FACTS, stale_is_rejected
 from proof.invariants import INVARIANTS
 from proof.steps import STEPS
-from proof.worlds import World
+from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (
-    *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *FACTS,
+    "JobIsBorn", *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *FACTS,
 )  # fmt: skip
 
 
@@ -42,10 +42,17 @@ def broken_step(edge: Edge) -> str | None:
     return None
 
 
+def broken_birth(world: World, machine: Machine) -> str | None:
+    """Whether a new job begins as it must: Pending, empty, with the first order, waiting for a limited time."""
+    born = machine.create(world.spec, NOW)
+    empty = Status(world.spec, Phase.PENDING, seq_num=1, deadline=NOW + world.spec.join_timeout_s)
+    return None if born == empty else "JobIsBorn"
+
+
 def check(world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000, keep: bool = True) -> tuple[Graph, Violation | None]:
     """Explore until everything is seen or a property is broken. Breadth-first, so a trace is a shortest one."""
     graph, edges = walk(world, machine, limit=limit, keep=keep)
-    broken = broken_state(machine, graph.first)
+    broken = broken_birth(world, machine) or broken_state(machine, graph.first)
     if broken:
         return graph, Violation(broken, tuple(graph.trace(graph.first)))
     judged = 1

@@ -8,6 +8,7 @@ depends on them. `build` makes a mutant a machine of its own beside the producti
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import sys
 import types
@@ -141,7 +142,9 @@ def _statement(node: ast.AST) -> Iterator[Variant]:
     if not isinstance(body, list):
         return
     for i, inner in enumerate(body):
-        if isinstance(inner, (ast.Assign, ast.AugAssign)) or (isinstance(inner, ast.If) and not inner.orelse):
+        told = isinstance(getattr(inner, "value", None), ast.JoinedStr)
+        stated = isinstance(inner, (ast.Assign, ast.AugAssign)) and not told
+        if stated or (isinstance(inner, ast.If) and not inner.orelse):
             yield f"statement in line {inner.lineno} dropped", lambda n, i=i: n.body.__setitem__(i, ast.Pass())
 
 
@@ -195,6 +198,10 @@ def _skipped(tree: ast.Module) -> set[int]:
             aside = [node.args, node.returns]
         elif isinstance(node, ast.AnnAssign):
             aside = [node.annotation]
+        elif isinstance(node, ast.IfExp) and isinstance(node.body, ast.JoinedStr):
+            aside = [node]
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr):
+            aside = [node]
         for root in aside:
             out.update(id(inner) for inner in ast.walk(root) if root is not None) if root is not None else None
     return out
@@ -206,14 +213,26 @@ def build(mutant: Mutant | None) -> Machine:
         del sys.modules[name]
     sys.modules[_PACKAGE] = package = types.ModuleType(_PACKAGE)
     package.__path__ = []
-    for source, path in SOURCES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for source in SOURCES:
+        code = _code(source)
         if mutant is not None and mutant.source == source:
+            tree = ast.parse(SOURCES[source].read_text(encoding="utf-8"))
             node = next(node for place, node in enumerate(ast.walk(tree)) if place == mutant.place)
             list(_variants(node))[mutant.variant][1](node)
-        _load(source, _redirected(tree))
+            code = _compiled(source, tree)
+        _load(source, code)
     machine = sys.modules[f"{_PACKAGE}.machine"]
     return Machine(machine.step, machine.create, machine.RULES)
+
+
+@functools.cache
+def _code(source: str) -> types.CodeType:
+    """The source as it is, compiled once."""
+    return _compiled(source, ast.parse(SOURCES[source].read_text(encoding="utf-8")))
+
+
+def _compiled(source: str, tree: ast.Module) -> types.CodeType:
+    return compile(_redirected(tree), str(SOURCES[source]), "exec")
 
 
 def _redirected(tree: ast.Module) -> ast.Module:
@@ -234,7 +253,7 @@ def _redirected(tree: ast.Module) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-def _load(source: str, tree: ast.Module) -> None:
+def _load(source: str, code: types.CodeType) -> None:
     name = f"{_PACKAGE}.{source}"
     module = types.ModuleType(name)
     module.__dict__["__package__"] = name
@@ -248,7 +267,7 @@ def _load(source: str, tree: ast.Module) -> None:
         parent.__path__ = []
         sys.modules[parent.__name__] = parent
     sys.modules[name] = module
-    exec(compile(tree, str(SOURCES[source]), "exec"), module.__dict__)
+    exec(code, module.__dict__)
     if source == "accounting":
         sys.modules[_PACKAGE].__dict__["accounting"] = module
     importlib.invalidate_caches()

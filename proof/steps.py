@@ -135,7 +135,8 @@ def _loss_in_recovery(e: Edge) -> bool:
     if not turn(e, *RECOVERING) or not lost(a):
         return True
     if a.entries >= a.spec.recovery_budget:
-        return b.phase is Phase.FAILED and [p.retries for p in a.pods] == [p.retries for p in b.pods]
+        judged = not lost(b) and [p.retries for p in a.pods] == [p.retries for p in b.pods]
+        return b.phase is Phase.FAILED and judged
     return b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and _charged(e, set())
 
 
@@ -332,6 +333,16 @@ def _faulty_leaves(e: Edge) -> bool:
     return b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and free and b.reschedules == len(faulty)
 
 
+def _short_world_is_filled(e: Edge) -> bool:
+    """Those who wait take part from the next recovery on, as far as there is room, with the oldest first."""
+    a, b = e.before, e.transition.status
+    if not entered(e, Phase.TROUBLESHOOTING):
+        return True
+    room = max(a.spec.worker_num - len(a.pods), 0)
+    joined = [p.name for p in b.pods[len(a.pods) :]] == [p.name for p in a.spares[:room]]
+    return joined and b.spares == a.spares[room:]
+
+
 def _seats_kept(e: Edge) -> bool:
     """Ranks stay: a seat keeps its worker, or goes to a spare when its agent is gone, or is dropped with it."""
     a, b = e.before, e.transition.status
@@ -419,7 +430,8 @@ def _last_call(e: Edge) -> bool:
         settled = bool(lost(a)) or e.transition.name in ("seat", "shrink", "advance")
         long = a.deadline > NOW + a.spec.last_call_s
         return not (turn(e, Phase.PENDING) and protected(a) and enough and long) or settled
-    return a.phase is Phase.PENDING and NOW < b.deadline == NOW + a.spec.last_call_s < a.deadline
+    ready = a.phase is Phase.PENDING and all(p.finished for p in a.pods)
+    return ready and NOW < b.deadline == NOW + a.spec.last_call_s < a.deadline
 
 
 def _boot_failed(e: Edge) -> bool:
@@ -515,6 +527,7 @@ STEPS: dict[str, StepProperty] = {
     "EndIsClosed": _ends_closed,
     "BanishedAreRecorded": _nodes_banished,
     "FaultyLeave": _faulty_leaves,
+    "ShortWorldIsFilled": _short_world_is_filled,
     "SeatsAreKept": _seats_kept,
     "NobodyVanishes": _nobody_vanishes,
     "SparesStepIn": _spares_step_in,

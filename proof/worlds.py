@@ -224,8 +224,10 @@ def not_current(s: Status) -> Iterator[Event]:
         yield Offer(pod.name, f"{pod.name}.0", "stale:1")
         yield Independent(pod.name, s.incarnation - 1, "stale")
         yield Started(pod.name, pod.uid, s.incarnation)
-        if pod.finished:
+        if pod.finished or pod.gone:
             yield finish(s, pod, findings=HARDWARE)
+        if pod.gone:
+            yield error(s, pod)
         if not pod.gone:
             yield Join(pod.name, pod.uid, pod.node_name, "", 1)
     yield Finish("nobody", "nobody.1", s.incarnation, s.seq_num)
@@ -251,7 +253,7 @@ def protected(s: Status) -> bool:
 SMALL: tuple[World, ...] = (
     _world("small bootcheck", spec(2, 0, budget=1), 2, "finish software hardware join offer stores"),
     _world("small stores", spec(2, 0, budget=1), 2, "finish lost join error stores", formed=True),
-    _world("small shrinking", spec(2, 0, least=1, budget=1), 2, "finish lost error expire", formed=True),
+    _world("small shrinking", spec(2, 1, least=1, budget=1), 2, "finish lost join error expire", formed=True),
     _world("small outage", spec(2, 1, budget=1), 2, "finish lost error independent ended", formed=True),
     phases(2, 1),
     _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),

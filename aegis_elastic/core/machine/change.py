@@ -41,8 +41,7 @@ def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: A
     replaced = f"; {names_of(taken)} steps in" if taken else ""
     return move(
         s, Phase.RESTARTING, reason + replaced, name, pods=pods, spares=spares, entries=entries,
-        reschedules=changes.pop("reschedules", s.reschedules), deadline=now + patience_s if waiting else 0.0,
-        **changes,
+        deadline=now + patience_s if waiting else 0.0, **changes,
     )  # fmt: skip
 
 
