@@ -207,7 +207,7 @@ class Master:
             # It has just come and can't have heard the newest order: don't let it wait for the repetition.
             self._repeat_at = mono
             self._wake.set()
-        self._roll.seen(data.alive, mono)
+        self._roll.seen(message.uid, message.time_stamp, data.alive, mono)
         for event in messages.events_of(message):
             self._sort_in(event, message)
 

@@ -24,6 +24,7 @@ class Roll:
         self._contacts: dict[str, Contact] = {}
         self._acknowledged: dict[str, int] = {}
         self._connections: dict[str, set[int]] = {}
+        self._told_at: dict[str, float] = {}
         self._jwt_until: dict[str, float] = {}
         self._keys: dict[str, str] = {}
         self.evidence: dict[str, tuple[Evidence, Error]] = {}
@@ -37,6 +38,7 @@ class Roll:
             del self._contacts[uid]
             self._acknowledged.pop(uid, None)
             self._connections.pop(uid, None)
+            self._told_at.pop(uid, None)
         for uid, worker in current.items():
             self._contacts.setdefault(uid, Contact(worker, uid, now_s))
 
@@ -69,8 +71,15 @@ class Roll:
         self._acknowledged[uid] = seq_num
         return first
 
-    def seen(self, workers: Iterable[str], now_s: float) -> None:
-        """Peers saw these workers over the training network."""
+    def seen(self, by: str, told_at: float, workers: Iterable[str], now_s: float) -> None:
+        """The agent `by` saw these workers over the training network, as it wrote at `told_at` (its clock).
+
+        Heartbeats repeat a report until there is a newer one, and what is repeated was seen once: an agent
+        whose look at the others hangs must not keep the dead alive.
+        """
+        if self._told_at.get(by) == told_at:
+            return
+        self._told_at[by] = told_at
         names = frozenset(workers)
         for uid, contact in self._contacts.items():
             if contact.worker in names:
