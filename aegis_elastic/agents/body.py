@@ -98,6 +98,24 @@ class Guard(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Met:
+    """The agents have met without a master: the order that they follow, or None and why not."""
+
+    order: Order | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class AtEnd:
+    """Everybody's ranks are done (`met`), or the missing are not waited for any longer: leave with `code`."""
+
+    peers: Peers
+    met: bool
+    code: int
+    reason: str
+
+
 class NodeBody(SeamAgent):
     """torchelastic's agent with a loop of our own; everything below the loop (the ranks' environment) is
     torch's.
@@ -121,7 +139,6 @@ class NodeBody(SeamAgent):
         self._inbox = inbox
         self._set = settings
         self._narrate = narrate
-        self._logs_specs_dir = logs_specs.root_log_dir
         self._selector = selectors.DefaultSelector()
         self._guard = self._open_guard()
         # under torchrun's own agent the ranks are its children: nothing of ours can be held ready for it

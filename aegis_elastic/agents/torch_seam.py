@@ -16,13 +16,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsSpecs, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsSpecs, SubprocessContext
 
 from aegis_elastic.agents.error_file import RankFailure as RankFailure
 from aegis_elastic.agents.error_file import failure_of as failure_of
@@ -58,6 +59,17 @@ class JobIdentity:
     def get_backend(self) -> str:
         """Name of the rendezvous backend."""
         return self.backend
+
+
+def run_log_dir(logs_specs: LogsSpecs, run_id: str) -> Path | None:
+    """The directory for this run's logs, made now instead of at the first start of ranks. None if the logs go
+    nowhere, or where another class of LogsSpecs knows alone."""
+    if not isinstance(logs_specs, DefaultLogsSpecs) or logs_specs.root_log_dir == os.devnull:
+        return None
+    theirs: Any = logs_specs  # torch declares the field below as None until its first start
+    if not theirs._run_log_dir:
+        theirs._run_log_dir = theirs._make_log_dir(theirs.root_log_dir, run_id)
+    return Path(theirs._run_log_dir)
 
 
 PrepareEnv = Callable[[Mapping[str, str]], dict[str, str]]

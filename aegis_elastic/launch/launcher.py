@@ -23,7 +23,7 @@ from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
 from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
-from aegis_elastic.agents.torch_seam import JobIdentity, command_of
+from aegis_elastic.agents.torch_seam import JobIdentity, command_of, run_log_dir
 from aegis_elastic.bus.secret import SecretError, find_secret
 from aegis_elastic.control import hosts, places, worker_names
 from aegis_elastic.control.config import PlaneConfig
@@ -165,7 +165,7 @@ class Launcher:
             port=options.endpoint.port,
             spec=spec,
             job_dir=str(job_dir),
-            run_dir=str(aegis.run_dir or ""),
+            run_dir=str(aegis.run_dir or self._beside_the_logs() or ""),
             secret=(self._secret or b"").decode(),
             resume=not options.anonymous,
             linger_s=aegis.plane_linger_s,
@@ -181,6 +181,14 @@ class Launcher:
         alone = options.anonymous and options.config.max_nodes == 1
         chosen = wanted != socket.gethostname() or alone
         return worker_names.held(places.job_dir(options.namespace, options.job_name), wanted, chosen=chosen)
+
+    def _beside_the_logs(self) -> Path | None:
+        """Where the user keeps the logs of the ranks, ours are looked for too."""
+        specs = self._options.config.logs_specs
+        if not self._options.torch_args.log_dir or specs is None:
+            return None
+        logs = run_log_dir(specs, self._options.config.run_id)
+        return logs.absolute() / "aegis" if logs is not None else None
 
     def _identity(self, worker: str) -> Identity:
         options = self._options

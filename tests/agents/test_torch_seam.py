@@ -30,6 +30,7 @@ from aegis_elastic.agents.torch_seam import (
     SeamError,
     command_of,
     failure_of,
+    run_log_dir,
 )
 from tests.agents.processes import next_event, wait_stopped
 
@@ -130,6 +131,16 @@ def test_contract_torch_still_has_the_fields_that_the_seam_sets(tmp_path: Path) 
     assert set(Worker.__slots__) >= WORKER_FIELDS
     assert agent._remaining_restarts == 3
     assert agent._pcontext is None
+
+
+def test_the_run_log_dir_is_the_one_that_torch_then_uses(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
+    ahead = run_log_dir(specs, "job")
+    assert ahead is not None
+    assert ahead.parent == tmp_path / "logs"
+    envs = {0: {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}}
+    assert Path(specs.reify(envs).error_files[0]).is_relative_to(ahead)
+    assert run_log_dir(DefaultLogsSpecs(log_dir=os.devnull), "job") is None
 
 
 def test_contract_start_workers_hands_over_only_what_a_process_context_takes(tmp_path: Path) -> None:
