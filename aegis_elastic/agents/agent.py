@@ -11,11 +11,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from aegis_elastic.agents import alone
-from aegis_elastic.agents.body import NextStore, NodeBody, Outcome, PeersEnded
+from aegis_elastic.agents.body import AtEnd, Met, NextStore, NodeBody, Outcome, PeersEnded
 from aegis_elastic.agents.fallback import Fallback
 from aegis_elastic.agents.guard_client import (
     Exited,
@@ -48,13 +47,8 @@ PLANE_RETURN_S = 60.0
 CLOSE_S = 10.0
 # All is done in independent mode: how long a master that hears us may take to send the report.
 REPORT_S = 3.0
-EXIT_BARRIER_S = 300.0
-
-
-@dataclass(frozen=True)
-class _Met:
-    order: Order | None
-    reason: str
+# How long those whose ranks are not done may stay unseen before the others leave without them.
+EXIT_PATIENCE_S = 60.0
 
 
 class AegisElasticAgent(NodeBody):
@@ -98,8 +92,10 @@ class AegisElasticAgent(NodeBody):
             self._on_peers_ended(item.peers.ended)
         elif isinstance(item, NextStore) and item.peers is self._peers:
             self._on_next_store(item.address)
-        elif isinstance(item, _Met):
+        elif isinstance(item, Met):
             self._on_met(item)
+        elif isinstance(item, AtEnd):
+            self._on_end(item)
         elif item in ("store", "look"):
             self._say_again()
 
@@ -358,10 +354,10 @@ class AegisElasticAgent(NodeBody):
             self._set.meeting,
             self._me,
             self._shelf.ready,
-            lambda order, why: self._inbox.put(_Met(order, why)),
+            lambda order, why: self._inbox.put(Met(order, why)),
         )
 
-    def _on_met(self, met: _Met) -> None:
+    def _on_met(self, met: Met) -> None:
         seat = self._seat(met.order) if met.order is not None else None
         if met.order is None or seat is None:
             where = f"{self._set.meeting.host}:{self._set.meeting.port}"
@@ -378,11 +374,19 @@ class AegisElasticAgent(NodeBody):
         self._leave_together(0, "")
 
     def _leave_together(self, code: int, reason: str) -> None:
-        if self._peers is not None and self._order is not None:
-            count = len(self._order.seats)
-            if count > 1 and not self._peers.barrier(count, EXIT_BARRIER_S if code == 0 else CLOSE_S):
-                logger.warning("some nodes did not come to the end of the job")
-        self._leave(code, reason)
+        peers, order = self._peers, self._order
+        if peers is None or order is None or len(order.seats) == 1:
+            self._leave(code, reason)
+            return
+        patience_s = EXIT_PATIENCE_S if code == 0 else CLOSE_S
+        peers.meet_at_end(patience_s, lambda peers, met: self._inbox.put(AtEnd(peers, met, code, reason)))
+
+    def _on_end(self, end: AtEnd) -> None:
+        if end.peers is not self._peers:
+            return  # Somebody failed while we waited, and everybody trains again.
+        if not end.met:
+            logger.warning("some nodes did not come to the end of the job")
+        self._leave(end.code, end.reason)
 
     # ------------------------------------------------------------ other news
 

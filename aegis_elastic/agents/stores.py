@@ -20,12 +20,13 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import os
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch.distributed import TCPStore
 
@@ -36,6 +37,7 @@ _T = TypeVar("_T")
 END_KEY = "aegis/end"
 NEXT_KEY = "aegis/next"
 DONE_KEY = "aegis/done"
+ALL_KEY = "aegis/done/all"
 ALIVE_KEY = "aegis/alive/"
 ENDED_BY_PLANE = "plane"
 CALL_TIMEOUT_S = 3.0
@@ -157,10 +159,12 @@ class Peers:
         self._on_end, self._on_next, self._on_look = on_end, on_next, on_look
         self._asking = connect(address)
         self._looking = connect(address)
+        self._deaf = False
         self._closed = threading.Event()
         self._ended = ""
         self._alive: frozenset[str] = frozenset()
         self._counts = [0] * len(workers)
+        self._meeting: threading.Thread | None = None
         self._thread = threading.Thread(target=self._look, name="aegis-peers", daemon=True)
         self._thread.start()
 
@@ -185,35 +189,51 @@ class Peers:
         """Tell the others where the next incarnation's store is. StoreGone."""
         self._ask(lambda store: store.set(NEXT_KEY, address))
 
-    def barrier(self, count: int, timeout_s: float) -> bool:
-        """Meet the others at the end, so that nobody takes the store away too early. False if some didn't
-        come.
+    def meet_at_end(self, patience_s: float, on_done: Callable[[Peers, bool], None]) -> None:
+        """Our ranks are done: wait for the others', so that nobody takes the store away too early.
+
+        `on_done(peers, True)` when everybody has come, however long that takes; False when those who are
+        missing have not been seen for `patience_s`, or the store is gone. Called from a thread of our own,
+        and not at all after `close`.
         """
-
-        def ask(store: TCPStore) -> bool:
-            if store.add(DONE_KEY, 1) == count:
-                store.set(DONE_KEY + "/all", "1")
-            store.wait([DONE_KEY + "/all"], timedelta(seconds=timeout_s))
-            return True
-
-        try:
-            return self._ask(ask)
-        except StoreGone:
-            return False
+        self._meeting = threading.Thread(
+            target=self._meet, args=(patience_s, on_done), name="aegis-meeting", daemon=True
+        )
+        self._meeting.start()
 
     def close(self) -> None:
-        """End the thread; it ends within a second, which `join` waits for."""
+        """End the threads; they end within a second, which `join` waits for."""
         self._closed.set()
 
     def join(self) -> None:
-        """Wait for the thread's end: an interpreter that exits while torch's C++ waits in it is aborted."""
+        """Wait for the threads' end: an interpreter that exits while torch's C++ waits in one is aborted."""
         self._thread.join(JOIN_S)
+        if self._meeting is not None:
+            self._meeting.join(JOIN_S)
 
     def _ask(self, question: Callable[[TCPStore], _T]) -> _T:
+        """Ask in a thread: torch's client waits for ever on a host that has fallen silent, whatever its
+        timeout (a pulled cable, a stopped process), and who asks is the agent's only loop.
+        """
+        if self._deaf:
+            raise StoreGone(f"the store at {self.address} has not answered before")
+        answers: queue.SimpleQueue[tuple[_T, None] | tuple[None, RuntimeError]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((question(self._asking), None))
+            except RuntimeError as error:
+                answers.put((None, error))
+
+        threading.Thread(target=ask, name="aegis-asking", daemon=True).start()
         try:
-            return question(self._asking)
-        except RuntimeError as error:
-            raise StoreGone(f"the store at {self.address} doesn't answer: {_first_line(error)}") from None
+            answer, error = answers.get(timeout=CALL_TIMEOUT_S)
+        except queue.Empty:
+            self._deaf = True
+            raise StoreGone(f"the store at {self.address} doesn't answer in {CALL_TIMEOUT_S:.0f} s") from None
+        if error is not None:
+            raise StoreGone(f"the store at {self.address} doesn't answer: {_first_line(error)}")
+        return cast(_T, answer)
 
     def _look(self) -> None:
         try:
@@ -225,7 +245,7 @@ class Peers:
         while not self._closed.is_set():
             try:
                 self._show_and_count()
-                if not self._await_end():
+                if not self._await(self._looking, END_KEY):
                     continue
             except RuntimeError as error:
                 if "timeout" in str(error):
@@ -239,13 +259,44 @@ class Peers:
                     self._wait_next()
             return
 
-    def _await_end(self) -> bool:
-        """Wait a look's time for the end to be written; whether it is. RuntimeError as torch says."""
+    def _await(self, store: TCPStore, key: str) -> bool:
+        """Wait a look's time for the key to be written; whether it is. RuntimeError as torch says."""
         if _waits_are_silent():
-            self._looking.wait([END_KEY], timedelta(seconds=LOOK_S))
+            store.wait([key], timedelta(seconds=LOOK_S))
             return True
         self._closed.wait(LOOK_S)
-        return not self._closed.is_set() and bool(self._looking.check([END_KEY]))
+        return not self._closed.is_set() and bool(store.check([key]))
+
+    def _meet(self, patience_s: float, on_done: Callable[[Peers, bool], None]) -> None:
+        try:
+            store = connect(self.address)
+            store.set(f"{DONE_KEY}/{self._group_rank}", "")
+            met = self._await_all(store, patience_s)
+        except (StoreGone, RuntimeError) as error:
+            logger.info("the store went before the end of the job: %s", _first_line(error))
+            met = False
+        if not self._closed.is_set():
+            on_done(self, met)
+
+    def _await_all(self, store: TCPStore, patience_s: float) -> bool:
+        """Whether everybody came. The first few agents decide that, the others wait for their word."""
+        missing, counts = list(range(len(self._workers))), [0]
+        seen_s = time.monotonic()
+        while not self._closed.is_set():
+            if self._group_rank < LOOKERS:
+                missing = [peer for peer in missing if not store.check([f"{DONE_KEY}/{peer}"])]
+                now = [store.add(f"{ALIVE_KEY}{peer}", 0) for peer in missing]
+                if now != counts:
+                    counts, seen_s = now, time.monotonic()
+                if not missing or time.monotonic() - seen_s >= patience_s:
+                    store.set(ALL_KEY, "given up" if missing else "met")
+            try:
+                if self._await(store, ALL_KEY):
+                    return bytes(store.get(ALL_KEY)) == b"met"
+            except RuntimeError as error:
+                if "timeout" not in str(error):
+                    raise
+        return False
 
     def _forget_alive(self) -> None:
         """What was seen once must not be told for ever."""

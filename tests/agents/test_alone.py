@@ -1,0 +1,58 @@
+"""What the end of an incarnation means when no master can be told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from aegis_elastic.agents import alone
+from aegis_elastic.core.messages import IndependentEnd
+from aegis_elastic.core.model import Failure
+from aegis_elastic.core.orders import Action, Order
+from aegis_elastic.core.ranks import Seat
+
+FAILURE = Failure(1, 1, 12.5, 1, None, "ValueError: boom", ("ValueError: boom",))
+
+
+def _order(incarnation: int = 1, recover_count: int = 0, max_retry: int = 1) -> Order:
+    return Order(
+        seq_num=7, incarnation=incarnation, action=Action.RUN, seats=(Seat("a", "u", 0, 0, 2),),
+        store="127.0.0.1:1", checks=(), restart_count=incarnation - 1, recover_count=recover_count,
+        max_retry=max_retry,
+    )  # fmt: skip
+
+
+def test_retries_go_on_from_the_jobs_count_until_they_are_used_up() -> None:
+    ledger = alone.Ledger()
+    first = ledger.propose(_order(1, recover_count=0, max_retry=1), "a", "boom", (FAILURE,))
+    assert not first.ended
+    assert ledger.add(first)
+    second = ledger.propose(_order(2, recover_count=0, max_retry=1), "a", "boom", (FAILURE,))
+    assert second.ended
+    assert alone.Ledger().propose(_order(recover_count=1, max_retry=1), "a", "boom", ()).ended
+    assert alone.Ledger().propose(_order(max_retry=0), "a", "boom", ()).ended
+
+
+def test_an_incarnation_ends_once_and_is_told_until_the_plane_is_past_it() -> None:
+    ledger = alone.Ledger()
+    ends = [IndependentEnd("a", number, "boom") for number in (1, 2)]
+    assert [ledger.add(end) for end in (*ends, ends[0])] == [True, True, False]
+    assert ledger.ends == tuple(ends)
+    ledger.settle(2)
+    assert ledger.ends == (ends[1],)
+    ledger.settle(3)
+    assert ledger.ends == ()
+
+
+def test_the_end_travels_through_a_store_as_text() -> None:
+    end = IndependentEnd("wörker", 3, "boom\n", (FAILURE,), ended=True)
+    assert alone.decode(alone.encode(end)) == end
+    for garbage in ("", "plane", "{}", "[1]", '{"worker":1}'):
+        with pytest.raises(ValueError, match="cannot read how the incarnation ended"):
+            alone.decode(garbage)
+
+
+def test_the_next_start_keeps_every_seat() -> None:
+    order = _order(incarnation=2)
+    following = alone.next_order(order, "127.0.0.1:2")
+    assert (following.incarnation, following.restart_count, following.store) == (3, 2, "127.0.0.1:2")
+    assert following.seats == order.seats
