@@ -1,19 +1,19 @@
 """What a log line tells: fault class, component, role and the action that fits, by `signatures.json`.
 
-The data file lists signatures in the order in which they are tried; the first that matches stands, so what is
-specific comes before what is general. A rule is a regular expression (ignoring case, over the line with single
-blanks) and the words of which a line must contain at least one for the expression to be tried at all. A line's words are looked up in an
-index, so a line that is of no interest, and nearly all are, costs a look at its words and nothing else. Words
-are runs of letters: numbers, underscores and punctuation separate them.
+The data file lists signatures in the order in which they are tried; the first that matches stands, so what
+is specific comes before what is general. A rule is a regular expression (ignoring case, over the line with
+single blanks) and the words of which a line must hold at least one for the expression to be tried at all. A
+line's words are looked up in an index, so a line of no interest, and nearly all are, costs a look at its
+words and nothing else. Words are runs of letters: numbers, underscores and punctuation separate them.
 
-A rule may name a *form* instead: an expression with a hole for a list of codes (Xids, errnos, signals), because
-there the number alone makes the difference.
+A rule may name a *form* instead: an expression with a hole for a list of codes (Xids, errnos, signals),
+because there the number alone makes the difference.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -33,7 +33,7 @@ Action = Literal[
 SignatureRole = Literal["root", "either", "cascade", "context"]
 
 UNKNOWN = "unknown"  # the action of a line that nothing matches
-LINE_CHARS_MAX = 4096  # what is told is told by then; a line of megabytes (a tensor, a payload) must cost nothing
+LINE_CHARS_MAX = 4096  # of a longer line (a payload, hours of a progress bar) its two ends are looked at
 _COMBINATIONS_MAX = 4096
 _CODES = "CODES"  # the hole of a form
 _DATA = Path(__file__).with_name("signatures.json")
@@ -50,8 +50,8 @@ class BadSignatures(ValueError):
 class Signature(msgspec.Struct, frozen=True):
     """What a kind of line means.
 
-    `role`: whether such a line tells of a root cause, may be either, follows from another failure (cascade), or
-    stands beside one (context). `action`: what fits it; `isolate_node` only after a check has confirmed it.
+    `role`: whether such a line tells of a root cause, may be either, follows from another failure (cascade),
+    or stands beside one (context). `action`: what fits it; `isolate_node` only after a check confirms it.
     """
 
     fault_class: str
@@ -91,12 +91,12 @@ class Rule(msgspec.Struct, frozen=True):
     """One expression and what it stands for; `words`: a line without any of them can't match."""
 
     words: frozenset[bytes]
-    pattern: re.Pattern[str]
+    pattern: str
     signature: Signature
 
 
 class Signatures:
-    """A table of signatures, ready to classify lines. Immutable in use, so threads may share it."""
+    """A table of signatures, ready to classify lines."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = tuple(rules)
@@ -104,30 +104,34 @@ class Signatures:
         for number, rule in enumerate(self.rules):
             for word in rule.words:
                 index.setdefault(word, []).append(number)
+        self._index = index
         self._words = frozenset(index)
+        # Expressions are compiled when a line first needs them: all of them take a fifth of a second, and one
+        # failure needs a few, at a moment when everybody waits.
+        self.compiled = cache(self._compile)
+        self._candidates = lru_cache(maxsize=_COMBINATIONS_MAX)(self._rules_with)
 
-        @lru_cache(maxsize=_COMBINATIONS_MAX)
-        def candidates(words: frozenset[bytes]) -> tuple[Rule, ...]:
-            return tuple(self.rules[number] for number in sorted({n for word in words for n in index[word]}))
+    def _compile(self, number: int) -> re.Pattern[str]:
+        return re.compile(self.rules[number].pattern, re.IGNORECASE | re.ASCII)
 
-        self._candidates = candidates
+    def _rules_with(self, words: frozenset[bytes]) -> tuple[int, ...]:
+        return tuple(sorted({number for word in words for number in self._index[word]}))
 
     def classify(self, line: str) -> Signature | None:
-        """The signature of a line (its first `LINE_CHARS_MAX` characters), or None."""
+        """The signature of a line, or None."""
         if len(line) > LINE_CHARS_MAX:
-            line = line[:LINE_CHARS_MAX]
+            half = LINE_CHARS_MAX // 2
+            line = f"{line[:half]} {line[-half:]}"
         if "\x1b" in line:
             line = _COLOUR.sub("", line)
         words = self._words.intersection(line.encode("utf-8", "replace").translate(_LETTERS).split())
         if not words:
             return None
         line = " ".join(line.split())
-        return next((rule.signature for rule in self._candidates(words) if rule.pattern.search(line)), None)
-
-    def of_kind(self, role: SignatureRole, lines: Iterable[str]) -> list[Signature]:
-        """The signatures of that role among the lines, in their order."""
-        found = (self.classify(line) for line in lines)
-        return [signature for signature in found if signature is not None and signature.role == role]
+        for number in self._candidates(words):
+            if self.compiled(number).search(line):
+                return self.rules[number].signature
+        return None
 
 
 @cache
@@ -142,24 +146,21 @@ def parse(data: bytes) -> Signatures:
         file = msgspec.json.decode(data, type=_File)
     except msgspec.MsgspecError as error:
         raise BadSignatures(f"cannot read the signatures: {error}") from error
-    return Signatures([_compile(file, entry, rule) for entry in file.signatures for rule in entry.rules])
+    return Signatures([_rule(file, entry, rule) for entry in file.signatures for rule in entry.rules])
 
 
-def _compile(file: _File, entry: _Entry, rule: _Rule) -> Rule:
+def _rule(file: _File, entry: _Entry, rule: _Rule) -> Rule:
     words, pattern = rule.words, rule.pattern
     if rule.form:
         form = file.forms.get(rule.form)
         if form is None or pattern or words or not rule.codes:
-            raise BadSignatures(f"cannot use a rule of {entry.fault_class}: want a form of the file and its codes")
+            raise BadSignatures(
+                f"cannot use a rule of {entry.fault_class}: want a form of this file and codes"
+            )
         words, pattern = form.words, form.pattern.replace(_CODES, "|".join(map(re.escape, rule.codes)))
-    wrong = [word for word in words if not word.isascii() or not word.isalpha() or word != word.lower()]
-    if not words or wrong:
+    if not words or not all(word.isascii() and word.isalpha() and word.islower() for word in words):
         raise BadSignatures(
-            f"cannot use a rule of {entry.fault_class}: its words are {words}; want small letters only, one or more"
+            f"cannot use the words {words} of {entry.fault_class}: want one or more, small letters"
         )
-    try:
-        compiled = re.compile(pattern, re.IGNORECASE | re.ASCII)
-    except re.error as error:
-        raise BadSignatures(f"cannot use {pattern!r} of {entry.fault_class}: {error}") from error
     signature = Signature(entry.fault_class, entry.component, entry.role, entry.action)
-    return Rule(frozenset(word.encode() for word in words), compiled, signature)
+    return Rule(frozenset(word.encode() for word in words), pattern, signature)

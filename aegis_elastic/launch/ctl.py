@@ -18,7 +18,7 @@ from rich.console import Console
 from aegis_elastic.control.errors import BadRecord, LaunchError, NoSuchJob
 from aegis_elastic.core.journal import BadJournal, Line, encode_line, read, replay, walk
 from aegis_elastic.core.model import TERMINAL
-from aegis_elastic.launch import admin, plain, records, screen
+from aegis_elastic.launch import admin, plain, records, screen, signatures
 from aegis_elastic.launch.follow import follow
 from aegis_elastic.launch.status_screen import render_line, render_status
 
@@ -85,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument(
         "journal", nargs="?", type=Path, metavar="RUN|JOURNAL", help="a run directory or a journal.jsonl"
     )
+    told = add("signatures", _signatures, "Say of every line of a log what it tells, and what fits.", as_json)
+    told.add_argument("log", metavar="FILE|-", help="a log file; - reads standard input")
     leave = add("quit", _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
     leave.add_argument("--reason", default="asked by aegisctl quit", help="why, for the report")
     return parser
@@ -161,6 +163,10 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
         return 1
     console.print(f"{plain.plural(result.lines, 'line')} came out the same: every decision and every status")
     return 0
+
+
+def _signatures(args: argparse.Namespace, console: Console) -> int:
+    return signatures.show(args.log, args.json, console)
 
 
 def _quit(args: argparse.Namespace, console: Console) -> int:
