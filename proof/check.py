@@ -8,12 +8,14 @@ from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.facts import FACTS, stale_is_rejected
 from proof.invariants import INVARIANTS
+from proof.seats import SEATS
 from proof.steps import STEPS
 from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (
-    "JobIsBorn", *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *FACTS,
+    "JobIsBorn", *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *SEATS, *FACTS,
 )  # fmt: skip
+_OF_STEPS = {**STEPS, **SEATS, **FACTS}
 
 
 class Violation(NamedTuple):
@@ -33,24 +35,20 @@ def broken_state(machine: Machine, s: Status) -> str | None:
 
 def broken_step(edge: Edge) -> str | None:
     """The first property that this step breaks, or None."""
-    for name, holds in STEPS.items():
-        if not holds(edge):
-            return name
-    for name, holds in FACTS.items():
-        if not holds(edge):
-            return name
-    return None
+    return next((name for name, holds in _OF_STEPS.items() if not holds(edge)), None)
 
 
 def broken_birth(world: World, machine: Machine) -> str | None:
-    """Whether a new job begins as it must: Pending, empty, with the first order, waiting for a limited time."""
+    """Whether a new job begins as it must: Pending, empty, its first order out, waiting for a limited time."""
     born = machine.create(world.spec, NOW)
     empty = Status(world.spec, Phase.PENDING, seq_num=1, deadline=NOW + world.spec.join_timeout_s)
     return None if born == empty else "JobIsBorn"
 
 
-def check(world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000, keep: bool = True) -> tuple[Graph, Violation | None]:
-    """Explore until everything is seen or a property is broken. Breadth-first, so a trace is a shortest one."""
+def check(
+    world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000, keep: bool = True
+) -> tuple[Graph, Violation | None]:
+    """Explore until everything is seen or a property is broken, breadth-first: a trace is a shortest one."""
     graph, edges = walk(world, machine, limit=limit, keep=keep)
     broken = broken_birth(world, machine) or broken_state(machine, graph.first)
     if broken:
@@ -63,7 +61,9 @@ def check(world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000
                 judged = graph.states
                 broken = broken_state(machine, edge.after)
             if broken:
-                last = f"{edge.move.label} {edge.move.worker}: {edge.transition.name}: {edge.transition.reason}"
+                last = (
+                    f"{edge.move.label} {edge.move.worker}: {edge.transition.name}: {edge.transition.reason}"
+                )
                 return graph, Violation(broken, (*graph.trace(edge.before), last))
     except Explosion as unbounded:
         return graph, Violation("Finite", (str(unbounded),))

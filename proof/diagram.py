@@ -71,7 +71,8 @@ def svg() -> str:
         w, h = _BOX
         fill = {"Succeed": "#dff3e0", "Failed": "#f8dddd"}.get(phase.value, "#e8eef8")
         parts.append(
-            f'<rect x="{x - w // 2}" y="{y - h // 2}" width="{w}" height="{h}" rx="9" fill="{fill}" stroke="#445"/>'
+            f'<rect x="{x - w // 2}" y="{y - h // 2}" width="{w}" height="{h}" rx="9" '
+            f'fill="{fill}" stroke="#445"/>'
         )
         parts.append(f'<text x="{x}" y="{y + 5}" text-anchor="middle" font-size="15">{phase.value}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -79,7 +80,7 @@ def svg() -> str:
 
 def _into_failed() -> list[str]:
     """Failed can be reached from everywhere: said in words, since the arrows would hide the rest."""
-    x, y = _AT[Phase.FAILED]
+    y = _AT[Phase.FAILED][1]
     lines: dict[str, list[str]] = {}
     for (source, target), labels in arrows().items():
         if target is Phase.FAILED:
@@ -109,9 +110,12 @@ def _arrow(source: Phase, target: Phase, labels: list[str]) -> list[str]:
     mx, my = (x1 + x2) / 2 + bend * (y2 - y1) / length, (y1 + y2) / 2 - bend * (x2 - x1) / length
     (sx, sy), (tx, ty) = _edge_point(source, (mx, my)), _edge_point(target, (mx, my))
     lx, ly = (sx + 2 * mx + tx) / 4, (sy + 2 * my + ty) / 4
-    path = f'<path d="M{sx:.0f} {sy:.0f}Q{mx:.0f} {my:.0f} {tx:.0f} {ty:.0f}" fill="none" stroke="#445" marker-end="url(#tip)"/>'
+    curve = f"M{sx:.0f} {sy:.0f}Q{mx:.0f} {my:.0f} {tx:.0f} {ty:.0f}"
+    path = f'<path d="{curve}" fill="none" stroke="#445" marker-end="url(#tip)"/>'
     text = escape(", ".join(labels))
-    label = f'<text x="{lx:.0f}" y="{ly - 5:.0f}" text-anchor="middle" font-size="12" fill="#226">{text}</text>'
+    label = (
+        f'<text x="{lx:.0f}" y="{ly - 5:.0f}" text-anchor="middle" font-size="12" fill="#226">{text}</text>'
+    )
     return [path, label]
 
 

@@ -82,7 +82,8 @@ def describe(s: Status) -> str:
     extra = "".join(
         text for text, on in ((" quit", s.should_quit), (" independent", not worlds.protected(s))) if on
     )
-    return f"{s.phase.value} count {s.recover_count} entries {s.entries} deadline {s.deadline:g}{extra} {pods}{waiting}"
+    counts = f"count {s.recover_count} entries {s.entries} deadline {s.deadline:g}"
+    return f"{s.phase.value} {counts}{extra} {pods}{waiting}"
 
 
 def first_status(world: World, machine: Machine) -> Status:
@@ -106,7 +107,9 @@ def take(machine: Machine, s: Status, move: Move) -> Transition:
     return machine.step(s, move.event, NOW)
 
 
-def walk(world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000, keep: bool = True) -> tuple[Graph, Iterator[Edge]]:
+def walk(
+    world: World, machine: Machine = PRODUCTION, *, limit: int = 3_000_000, keep: bool = True
+) -> tuple[Graph, Iterator[Edge]]:
     """The graph, filled while the edges are drawn from the iterator; edges are kept only if `keep`.
 
     Raises `Explosion` while drawing if more than `limit` states are found.

@@ -78,13 +78,17 @@ def _loss(e: Edge) -> bool:
         wanted = (True, not _ranks_done(a, was), "", NOW) if was.name in who else (
             was.gone, was.restarted, was.store, was.updated_timestamp,
         )  # fmt: skip
-        if marks != wanted or (now.finished, now.failed, now.faulty) != (was.finished, was.failed, was.faulty):
+        if marks != wanted or (now.finished, now.failed, now.faulty) != (
+            was.finished,
+            was.failed,
+            was.faulty,
+        ):
             return False
     return [p.name for p in b.spares] == [p.name for p in a.spares if p.name not in who]
 
 
 def _arrival(e: Edge) -> bool:
-    """First contact: a tainted node is refused, a known worker is back with a new life, others wait as spares."""
+    """First contact: a tainted node is refused, a known worker is back in a new life, others are spares."""
     a, b = e.before, e.transition.status
     if e.move.label not in ("Join", "Restart") or a.phase in TERMINAL:
         return True
@@ -99,16 +103,25 @@ def _arrival(e: Edge) -> bool:
         return _spare_waits(a, b, e.move.worker)
     missed = was.restarted or (not was.gone and not _ranks_done(a, was))
     life = (now.uid, now.node_name, now.gone) == (f"{was.name}.2", node, False)
-    same = (now.finished, now.failed, now.faulty, now.retries) == (was.finished, was.failed, was.faulty, was.retries)
+    same = (now.finished, now.failed, now.faulty, now.retries) == (
+        was.finished,
+        was.failed,
+        was.faulty,
+        was.retries,
+    )
     return life and same and now.restarted == missed and now.updated_timestamp == NOW and b.spares == a.spares
 
 
 def _spare_waits(a: Status, b: Status, worker: str) -> bool:
     waiting = [p for p in b.spares if p.name == worker]
-    fresh = len(waiting) == 1 and waiting[0].inner_phase is Phase.PENDING and waiting[0].updated_timestamp == NOW
-    return fresh and b.pods == a.pods and [p.name for p in b.spares if p.name != worker] == [
-        p.name for p in a.spares if p.name != worker
-    ]
+    fresh = (
+        len(waiting) == 1 and waiting[0].inner_phase is Phase.PENDING and waiting[0].updated_timestamp == NOW
+    )
+    return (
+        fresh
+        and b.pods == a.pods
+        and [p.name for p in b.spares if p.name != worker] == [p.name for p in a.spares if p.name != worker]
+    )
 
 
 def _offer(e: Edge) -> bool:

@@ -1,4 +1,4 @@
-"""The arithmetic for every limit: the phase machine's invariants proved by induction, with maxRetry a variable.
+"""The arithmetic for every limit: the machine's invariants proved by induction, with maxRetry a variable.
 
 Exploring fixes maxRetry; this does not. The transition relation is written for z3 over a symbolic maxRetry,
 budget and any history, for a fixed number of workers: the invariants hold at the start, and every action
@@ -142,13 +142,17 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
     ready = z3.And(awake, z3.Not(lost), a.phase == RESTART, back)
     erring = z3.And(awake, z3.Not(lost), hurt, a.phase == RUN)
     return {
-        "quit": build.action(z3.And(a.quit, a.phase < SUCCEED), phase=z3.IntVal(FAILED), inner=lambda i: FAILED),
+        "quit": build.action(
+            z3.And(a.quit, a.phase < SUCCEED), phase=z3.IntVal(FAILED), inner=lambda i: FAILED
+        ),
         "lost running": build.action(
             z3.And(awake, lost, a.phase == RUN), phase=z3.IntVal(RESTART), inner=reset(RESTART, a.inner),
-            retries=lambda i: at_loss[i], count=_least(_largest(at_loss), limit), entries=a.entries + 1, **clear,
+            retries=lambda i: at_loss[i], count=_least(_largest(at_loss), limit),
+            entries=a.entries + 1, **clear,
         ),
         "lost booting": build.action(
-            z3.And(awake, lost, _in(a.phase, PENDING, BOOT)), phase=z3.IntVal(PENDING), inner=lambda i: PENDING,
+            z3.And(awake, lost, _in(a.phase, PENDING, BOOT)),
+            phase=z3.IntVal(PENDING), inner=lambda i: PENDING,
             finished=lambda i: z3.And(z3.Not(a.restarted[i]), z3.Or(a.phase == BOOT, a.finished[i])),
             restarted=no, failed=no,
         ),
@@ -169,10 +173,13 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
         "ready": build.enter(z3.IntVal(TROUBLE), ready),
         "begin": build.enter(z3.IntVal(BOOT), z3.And(going, a.phase == PENDING)),
         "run": build.enter(
-            z3.IntVal(RUN), z3.And(going, _in(a.phase, BOOT, TROUBLE), z3.Not(z3.And(a.phase == TROUBLE, over))),
+            z3.IntVal(RUN),
+            z3.And(going, _in(a.phase, BOOT, TROUBLE), z3.Not(z3.And(a.phase == TROUBLE, over))),
             retries=lambda i: a.count, entries=z3.IntVal(0),
         ),
-        "succeed": build.action(z3.And(going, a.phase == RUN), phase=z3.IntVal(SUCCEED), inner=lambda i: SUCCEED),
+        "succeed": build.action(
+            z3.And(going, a.phase == RUN), phase=z3.IntVal(SUCCEED), inner=lambda i: SUCCEED
+        ),
     }  # fmt: skip
 
 
@@ -235,9 +242,13 @@ def invariants(r: Relation, s: State) -> dict[str, Any]:
             s.phase == FAILED, (s.count == limit + 1) == z3.And(over, z3.Not(s.quit))
         ),
         "RecoveryBounded": z3.And(s.entries >= 0, s.entries <= budget),
-        "FreshWhileRunning": z3.Implies(z3.And(alive, z3.Not(_in(s.phase, RESTART, TROUBLE))), s.entries == 0),
+        "FreshWhileRunning": z3.Implies(
+            z3.And(alive, z3.Not(_in(s.phase, RESTART, TROUBLE))), s.entries == 0
+        ),
         "OneErrorPerIncarnation": z3.AtMost(*s.failed, 1) if len(s.failed) > 1 else z3.BoolVal(True),
-        "ErrorsOnlyWhileRunning": z3.Implies(z3.Or(s.failed), z3.Or(s.phase == RUN, z3.And(s.quit, s.phase == FAILED))),
+        "ErrorsOnlyWhileRunning": z3.Implies(
+            z3.Or(s.failed), z3.Or(s.phase == RUN, z3.And(s.quit, s.phase == FAILED))
+        ),
     }
 
 
@@ -250,7 +261,9 @@ def steps(r: Relation) -> dict[str, Any]:
     return {
         "ExceededIsFinal": z3.Implies(over, z3.And(b.phase != RUN, z3.Or([n > limit for n in b.retries]))),
         "OneBump": z3.Implies(b.phase != FAILED, b.count == _least(a.count + z3.If(counted, 1, 0), limit)),
-        "CountOnlyInRun": z3.Or(same, a.phase == RUN, z3.And(b.phase == RUN, z3.And([n == a.count for n in b.retries]))),
+        "CountOnlyInRun": z3.Or(
+            same, a.phase == RUN, z3.And(b.phase == RUN, z3.And([n == a.count for n in b.retries]))
+        ),
         "TerminalAbsorbing": a.phase < SUCCEED,
     }
 
@@ -316,7 +329,7 @@ def _facts(s: State, status: Status) -> list[tuple[Any, Any]]:
 
 
 def faithful(graph: Graph) -> list[str]:
-    """Where the relation and the production graph of a phases world differ: edges that only one of them has."""
+    """Where the relation and the production graph of a phases world differ: edges that only one has."""
     job = graph.world.spec
     r = relation(job.worker_num)
     limits = [(r.limit, z3.IntVal(job.max_retry)), (r.budget, z3.IntVal(job.recovery_budget))]

@@ -79,7 +79,9 @@ def _waiting_ends(s: Status) -> bool:
     """Whoever waits for somebody who isn't there waits for a limited time."""
     if s.phase is Phase.PENDING and s.mode is Mode.PROTECTED and not s.pods:
         return s.deadline > 0.0
-    if s.phase is Phase.RESTARTING and any(pod.gone and not pod.restarted and not pod.finished for pod in s.pods):
+    if s.phase is Phase.RESTARTING and any(
+        pod.gone and not pod.restarted and not pod.finished for pod in s.pods
+    ):
         return s.deadline > 0.0
     return True
 
@@ -94,9 +96,12 @@ def _rested(s: Status) -> bool:
 
 
 def _lost_is_marked(s: Status) -> bool:
-    """A seat without an agent is known to be empty: it waits to be judged, or has been, or its ranks were done."""
+    """A seat without an agent is known to be empty: to be judged, or judged, or its ranks were done."""
     return all(
-        not pod.gone or pod.restarted or pod.finished or s.phase not in (Phase.RUN_COMMAND, Phase.TROUBLESHOOTING)
+        not pod.gone
+        or pod.restarted
+        or pod.finished
+        or s.phase not in (Phase.RUN_COMMAND, Phase.TROUBLESHOOTING)
         for pod in s.pods
     )
 

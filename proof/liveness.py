@@ -1,7 +1,7 @@
-"""What must happen in the end: `p` leads to `q` under weak fairness, by searching the graph for a fair way to avoid it.
+"""What must happen in the end: `p` leads to `q` under weak fairness.
 
-A run avoids `q` for ever only inside a strongly connected part of the graph without `q`. Such a part is a real
-counter-example if fairness permits to stay: every fair move is either taken inside it, or is impossible (or
+Checked by searching the graph for a fair way to avoid it. A run avoids `q` for ever only inside a strongly
+connected part of the graph without `q`. Such a part is a real counter-example if fairness permits to stay: every fair move is either taken inside it, or is impossible (or
 changes nothing) in some status of it, so that it isn't continuously owed.
 """
 
@@ -19,7 +19,17 @@ Successors = Callable[[Status], Iterable[Status]]
 
 # What the environment does to a job; calm means that it has stopped doing so.
 DISTURBANCE = frozenset(
-    {"Restart", "Lost", "LostTogether", "Error", "Quit", "FinishFaulty", "FinishBad", "Independent", "IndependentEnd"}
+    {
+        "Restart",
+        "Lost",
+        "LostTogether",
+        "Error",
+        "Quit",
+        "FinishFaulty",
+        "FinishBad",
+        "Independent",
+        "IndependentEnd",
+    }
 )
 NOTHING: frozenset[str] = frozenset()
 
@@ -30,7 +40,7 @@ def _nobody_led(s: Status) -> bool:
 
 
 class Promise(NamedTuple):
-    """`p` leads to `q` while the environment makes no move of `calm_from`; moves in `fair` happen in the end."""
+    """`p` leads to `q` while nothing of `calm_from` happens; what is `fair` happens in the end."""
 
     name: str
     p: Predicate
@@ -69,7 +79,9 @@ PROMISES: tuple[Promise, ...] = (
 _TIME = frozenset({"Reconcile", "Finish", "Expire"})
 ABSENCE: tuple[Promise, ...] = (
     Promise("RecoveryEnds", lambda s: s.phase in RECOVERING, _settled, NOTHING, _TIME),
-    Promise("JobEnds", lambda s: not _over(s), lambda s: _over(s) or _nobody_led(s), DISTURBANCE | {"Join"}, _TIME),
+    Promise(
+        "JobEnds", lambda s: not _over(s), lambda s: _over(s) or _nobody_led(s), DISTURBANCE | {"Join"}, _TIME
+    ),
     Promise("MissingAreNotWaitedFor", _waits_for_gone, lambda s: not _waits_for_gone(s), NOTHING, _TIME),
     Promise("ExceededEnds", exceeded, lambda s: s.phase is Phase.FAILED, NOTHING, _TIME),
 )
@@ -99,7 +111,9 @@ def judge(graph: Graph, promise: Promise) -> Outcome:
     owed = [s for s in out if promise.p(s) and not promise.q(s)]
     trapped = _reach(owed, lambda s: (t for _, _, t in out[s] if not promise.q(t)))
     workers = {pod.name for s in trapped for pod in s.pods}
-    fair = [(label, w) for label in sorted(promise.fair) for w in sorted(workers if label == "Finish" else {""})]
+    fair = [
+        (label, w) for label in sorted(promise.fair) for w in sorted(workers if label == "Finish" else {""})
+    ]
 
     def inside(s: Status) -> Iterator[Status]:
         return (t for _, _, t in out[s] if t in trapped)
@@ -108,11 +122,15 @@ def judge(graph: Graph, promise: Promise) -> Outcome:
         members = set(part)
         if all(_permits(out, members, label, worker) for label, worker in fair):
             found = part[0]
-            return Outcome(len(owed), Refutation(promise.name, (*graph.trace(found), describe(found)), len(part)))
+            return Outcome(
+                len(owed), Refutation(promise.name, (*graph.trace(found), describe(found)), len(part))
+            )
     return Outcome(len(owed), None)
 
 
-def _permits(out: dict[Status, list[tuple[str, str, Status]]], members: set[Status], label: str, worker: str) -> bool:
+def _permits(
+    out: dict[Status, list[tuple[str, str, Status]]], members: set[Status], label: str, worker: str
+) -> bool:
     """Whether fairness of this move allows to stay among `members` for ever."""
     possible = 0
     for s in members:
@@ -164,7 +182,11 @@ def components(nodes: Iterable[Status], successors: Successors) -> Iterator[list
 
 
 def _tracked(
-    node: Status, rest: Iterator[Status], index: dict[Status, int], low: dict[Status, int], on_stack: set[Status]
+    node: Status,
+    rest: Iterator[Status],
+    index: dict[Status, int],
+    low: dict[Status, int],
+    on_stack: set[Status],
 ) -> Iterator[Status]:
     """The successors not seen yet; those on the stack lower the node's link on the way."""
     for t in rest:

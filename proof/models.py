@@ -1,4 +1,4 @@
-"""The configs that TLC checks: which module, how large, with which defect switched on, and what must come of it.
+"""The configs that TLC checks: which module, how large, which defect is on, and what must come of it.
 
 Four kinds. `safety` and `liveness` must hold and be exhausted; `witness` must reach what it names, so that a
 bound that keeps a model from getting anywhere is noticed; `defect` must be violated: each switches on one
@@ -25,7 +25,10 @@ class Model(NamedTuple):
 
     def config(self) -> str:
         """The text of the .cfg file."""
-        lines = ["SPECIFICATION Spec", *(f"CONSTANT {name} = {value}" for name, value in self.constants.items())]
+        lines = [
+            "SPECIFICATION Spec",
+            *(f"CONSTANT {name} = {value}" for name, value in self.constants.items()),
+        ]
         lines += [f"INVARIANT {name}" for name in self.invariants]
         lines += [f"PROPERTY {name}" for name in self.properties]
         lines += [f"SYMMETRY {self.symmetry}"] if self.symmetry else []
@@ -41,13 +44,13 @@ def _with(defect: str) -> str:
 
 
 PHASES_INVARIANTS = (
-    "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency", "MaxAgrees", "Aligned",
-    "NeverRunsExceeded", "FailedHasReason", "QuitIsNotExhaustion", "RecoveryBounded", "OneErrorPerIncarnation",
-    "SuccessIsEarned", "ReadyWhenMissingAreBack",
+    "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency", "MaxAgrees",
+    "Aligned", "NeverRunsExceeded", "FailedHasReason", "QuitIsNotExhaustion", "RecoveryBounded",
+    "OneErrorPerIncarnation", "SuccessIsEarned", "ReadyWhenMissingAreBack",
 )  # fmt: skip
 PHASES_STEPS = (
-    "TerminalAbsorbing", "CountOnlyInRun", "OneBump", "FailureIsCounted", "ExceededIsFinal", "FailedAfterDiagnosis",
-    "BootBeforeRun", "DoneIsNotMissed",
+    "TerminalAbsorbing", "CountOnlyInRun", "OneBump", "FailureIsCounted", "ExceededIsFinal",
+    "FailedAfterDiagnosis", "BootBeforeRun", "DoneIsNotMissed",
 )  # fmt: skip
 PHASES_LIVENESS = ("RecoveryEnds", "JobEnds", "NoLostFailure", "QuitIsObeyed", "ExceededEnds", "BootEnds")
 
@@ -74,8 +77,8 @@ PHASES_DEFECTS: dict[str, str] = {
 PHASES_WITNESSES = frozenset(
     {
         "Pending", "BootChecking", "RunCommand", "Restarting", "Troubleshooting", "Succeed", "Failed by quit",
-        "Failed by the limit", "Failed by the budget", "Succeed with every retry used", "several lost at once",
-        "lost while booting", "lost while recovering", "an Error",
+        "Failed by the limit", "Failed by the budget", "Succeed with every retry used",
+        "several lost at once", "lost while booting", "lost while recovering", "an Error",
     }
 )  # fmt: skip
 
@@ -89,7 +92,9 @@ def phases_constants(workers: int, max_retry: int, budget: int = 2, defect: str 
     }
 
 
-def _defect(module: str, constants: dict[str, str], defect: str, expect: str, invariants: frozenset[str]) -> Model:
+def _defect(
+    module: str, constants: dict[str, str], defect: str, expect: str, invariants: frozenset[str]
+) -> Model:
     of = (expect,)
     return Model(
         f"{module} with {defect}",
@@ -106,8 +111,10 @@ PHASES: tuple[Model, ...] = (
     Model("Phases 3/2", "Phases", "safety", phases_constants(3, 2), PHASES_INVARIANTS, PHASES_STEPS),
     Model("Phases 2/1", "Phases", "liveness", phases_constants(2, 1), (), PHASES_LIVENESS),
     Model("Phases 3/1", "Phases", "liveness", phases_constants(3, 1), (), PHASES_LIVENESS, slow=True),
-    Model("Phases 3/1", "Phases", "witness", phases_constants(3, 1), ("Reached",)),
-    Model("Phases 4/3", "Phases", "safety", phases_constants(4, 3), PHASES_INVARIANTS, PHASES_STEPS, slow=True),
+    Model("Phases 3/1", "Phases", "witness", phases_constants(3, 1), ("Reached", "Unreached")),
+    Model(
+        "Phases 4/3", "Phases", "safety", phases_constants(4, 3), PHASES_INVARIANTS, PHASES_STEPS, slow=True
+    ),
     *(
         _defect("Phases", phases_constants(2, 2, 2, name), name, by, frozenset(PHASES_INVARIANTS))
         for name, by in PHASES_DEFECTS.items()
@@ -116,8 +123,9 @@ PHASES: tuple[Model, ...] = (
 
 
 MESSAGES_INVARIANTS = (
-    "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency", "NoFinishDoubleProcessed",
-    "StaleFinishRejected", "WorkerSeqNumBound", "ExactlyOnce", "NoFailureForgotten", "Aligned", "FailedHasReason",
+    "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency",
+    "NoFinishDoubleProcessed", "StaleFinishRejected", "WorkerSeqNumBound", "ExactlyOnce", "NoFailureForgotten",
+    "Aligned", "FailedHasReason",
 )  # fmt: skip
 MESSAGES_STEPS = ("MasterSeqNumMonotonic", "CountsDurable")
 MESSAGES_LIVENESS = ("JobEnds", "RecoveryEnds", "NoLostFailure")
@@ -148,15 +156,25 @@ def messages_constants(workers: int, max_retry: int, *defects: str) -> dict[str,
 
 
 MESSAGES: tuple[Model, ...] = (
-    Model("Messages 2/2", "Messages", "safety", messages_constants(2, 2), MESSAGES_INVARIANTS, MESSAGES_STEPS),
     Model(
-        "Messages 3/2", "Messages", "safety", messages_constants(3, 2), MESSAGES_INVARIANTS, MESSAGES_STEPS, slow=True
+        "Messages 2/2", "Messages", "safety", messages_constants(2, 2), MESSAGES_INVARIANTS, MESSAGES_STEPS
+    ),
+    Model(
+        "Messages 3/2",
+        "Messages",
+        "safety",
+        messages_constants(3, 2),
+        MESSAGES_INVARIANTS,
+        MESSAGES_STEPS,
+        slow=True,
     ),
     Model("Messages 2/0", "Messages", "liveness", messages_constants(2, 0), (), MESSAGES_LIVENESS),
     Model("Messages 2/2", "Messages", "liveness", messages_constants(2, 2), (), MESSAGES_LIVENESS, slow=True),
-    Model("Messages 2/2", "Messages", "witness", messages_constants(2, 2), ("Reached",)),
+    Model("Messages 2/2", "Messages", "witness", messages_constants(2, 2), ("Reached", "Unreached")),
     *(
-        _defect("Messages", messages_constants(2, 2, *names), "+".join(names), by, frozenset(MESSAGES_INVARIANTS))
+        _defect(
+            "Messages", messages_constants(2, 2, *names), "+".join(names), by, frozenset(MESSAGES_INVARIANTS)
+        )
         for names, by in MESSAGES_DEFECTS
     ),
 )
@@ -167,7 +185,8 @@ NODES_INVARIANTS = (
     "NeverRunsShort", "OneWorkerPerNode", "FailedHasReason",
 )  # fmt: skip
 NODES_STEPS = (
-    "CountsDurable", "TerminalAbsorbing", "NoEarlyEvict", "NoSuicidalEvict", "EvictionIsFree", "MarkIsOfNode", "RefundOnce",
+    "CountsDurable", "TerminalAbsorbing", "NoEarlyEvict", "NoSuicidalEvict", "EvictionIsFree",
+    "MarkIsOfNode", "RefundOnce",
 )  # fmt: skip
 NODES_LIVENESS = ("RecoveryEnds", "LossIsSeen")
 NODES_DEFECTS: tuple[tuple[str, str], ...] = (
@@ -189,13 +208,15 @@ NODES_WITNESSES = frozenset(
     {
         "RunCommand", "Troubleshooting", "Succeed", "Failed by the limit", "Failed by the budget",
         "Failed for want of a node", "ran on after an isolation", "a placement on a black node",
-        "marked, and the checkpoint completed", "marked nodes in two places", "a master away while somebody is lost",
-        "a late write", "a charge given back",
+        "marked, and the checkpoint completed", "marked nodes in two places",
+        "a master away while somebody is lost", "a late write", "a charge given back",
     }
 )  # fmt: skip
 
 
-def nodes_constants(workers: int, nodes: int, max_retry: int, defect: str = "", without: str = "") -> dict[str, str]:
+def nodes_constants(
+    workers: int, nodes: int, max_retry: int, defect: str = "", without: str = ""
+) -> dict[str, str]:
     return {
         "Workers": _set("w", workers),
         "Nodes": _set("n", nodes),
@@ -211,15 +232,20 @@ def nodes_constants(workers: int, nodes: int, max_retry: int, defect: str = "", 
 _BARE = '{"slow", "refund", "late"}'
 NODES: tuple[Model, ...] = (
     Model(
-        "Nodes 2x3/1 up to symmetry", "Nodes", "safety", nodes_constants(2, 3, 1), NODES_INVARIANTS, NODES_STEPS,
-        symmetry="Symmetric",
+        "Nodes 2x3/1 up to symmetry", "Nodes", "safety", nodes_constants(2, 3, 1), NODES_INVARIANTS,
+        NODES_STEPS, symmetry="Symmetric",
     ),
-    Model("Nodes 2x3/1", "Nodes", "safety", nodes_constants(2, 3, 1), NODES_INVARIANTS, NODES_STEPS, slow=True),
-    Model("Nodes 2x3/2", "Nodes", "safety", nodes_constants(2, 3, 2), NODES_INVARIANTS, NODES_STEPS, slow=True),
+    *(
+        Model(f"Nodes 2x3/{n}", "Nodes", "safety", nodes_constants(2, 3, n), NODES_INVARIANTS, NODES_STEPS, slow=True)
+        for n in (1, 2)
+    ),
     Model("Nodes 2x2/0", "Nodes", "liveness", nodes_constants(2, 2, 0, without=_BARE), (), NODES_LIVENESS),
-    Model("Nodes 2x3/1", "Nodes", "liveness", nodes_constants(2, 3, 1, without=_BARE), (), NODES_LIVENESS, slow=True),
     Model(
-        "Nodes 2x3/0 up to symmetry", "Nodes", "witness", nodes_constants(2, 3, 0), ("Reached",), symmetry="Symmetric"
+        "Nodes 2x3/1", "Nodes", "liveness", nodes_constants(2, 3, 1, without=_BARE), (), NODES_LIVENESS, slow=True
+    ),
+    Model(
+        "Nodes 2x3/0 up to symmetry", "Nodes", "witness", nodes_constants(2, 3, 0), ("Reached", "Unreached"),
+        symmetry="Symmetric",
     ),
     *(
         _defect(
@@ -232,3 +258,12 @@ NODES: tuple[Model, ...] = (
         for name, by in NODES_DEFECTS
     ),
 )  # fmt: skip
+
+
+WITNESSES: dict[str, frozenset[str]] = {
+    "Phases": PHASES_WITNESSES,
+    "Messages": MESSAGES_WITNESSES,
+    "Nodes": NODES_WITNESSES,
+}
+# Actions that exist for a defect's sake.
+ONLY_DEFECTS = frozenset({"LoseOrder", "LoseReport", "SecondWrite"})

@@ -37,21 +37,37 @@ Change = Callable[[Any], None]
 Variant = tuple[str, Change]
 
 
+def _put(field: str, value: object) -> Change:
+    def change(node: Any) -> None:
+        setattr(node, field, value)
+
+    return change
+
+
+def _pop(field: str, index: int) -> Change:
+    def change(node: Any) -> None:
+        getattr(node, field).pop(index)
+
+    return change
+
+
 class Mutant(NamedTuple):
-    """One wrong version: which source, the line, what was changed there, and how to make the change again.
+    """One wrong version: which source, the line and its text, what was changed there, and how to do it again.
 
     `place` counts the nodes of the source's tree in `ast.walk` order, `variant` the changes at that node.
     """
 
     source: str
     line: int
+    text: str
     change: str
     place: int
     variant: int
 
     @property
     def name(self) -> str:
-        return f"{self.source}:{self.line} {self.change}"
+        """What people and the list of accepted survivors call it; without the number, since lines move."""
+        return f"{self.source}: {self.change}: {self.text}"
 
 
 _COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -79,9 +95,9 @@ def _compare(node: ast.AST) -> Iterator[Variant]:
 def _boolean(node: ast.AST) -> Iterator[Variant]:
     if isinstance(node, ast.BoolOp):
         other = ast.Or if isinstance(node.op, ast.And) else ast.And
-        yield f"{type(node.op).__name__} -> {other.__name__}", lambda n: setattr(n, "op", other())
+        yield f"{type(node.op).__name__} -> {other.__name__}", _put("op", other())
         for i in range(len(node.values)):
-            yield f"operand {i + 1} dropped", lambda n, i=i: n.values.pop(i)
+            yield f"operand {i + 1} dropped", _pop("values", i)
 
 
 def _negation(node: ast.AST) -> Iterator[Variant]:
@@ -99,14 +115,14 @@ def _call(node: ast.AST) -> Iterator[Variant]:
         yield f"{node.func.id} -> {other}", lambda n: setattr(n.func, "id", other)
     for i, keyword in enumerate(node.keywords):
         if keyword.arg is not None:
-            yield f"{keyword.arg}= dropped", lambda n, i=i: n.keywords.pop(i)
+            yield f"{keyword.arg}= dropped", _pop("keywords", i)
 
 
 def _arithmetic(node: ast.AST) -> Iterator[Variant]:
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, (ast.Add, ast.Sub)):
             other = ast.Sub if isinstance(node.op, ast.Add) else ast.Add
-            yield f"{type(node.op).__name__} -> {other.__name__}", lambda n: setattr(n, "op", other())
+            yield f"{type(node.op).__name__} -> {other.__name__}", _put("op", other())
         if isinstance(node.op, ast.BitOr):
             yield "right of | dropped", lambda n: setattr(n, "right", n.left)
             yield "left of | dropped", lambda n: setattr(n, "left", n.right)
@@ -115,25 +131,25 @@ def _arithmetic(node: ast.AST) -> Iterator[Variant]:
 def _constant(node: ast.AST) -> Iterator[Variant]:
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         flipped = not node.value
-        yield f"{node.value} -> {flipped}", lambda n: setattr(n, "value", flipped)
+        yield f"{node.value} -> {flipped}", _put("value", flipped)
     elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         more = node.value + 1
-        yield f"{node.value} -> {more}", lambda n: setattr(n, "value", more)
+        yield f"{node.value} -> {more}", _put("value", more)
 
 
 def _phase(node: ast.AST) -> Iterator[Variant]:
     if isinstance(node, ast.Attribute) and node.attr in _PHASES:
         other = _PHASES[(_PHASES.index(node.attr) + 1) % len(_PHASES)]
-        yield f"{node.attr} -> {other}", lambda n: setattr(n, "attr", other)
+        yield f"{node.attr} -> {other}", _put("attr", other)
     if isinstance(node, ast.Name) and node.id in _SETS:
         swapped = _SETS[node.id]
-        yield f"{node.id} -> {swapped}", lambda n: setattr(n, "id", swapped)
+        yield f"{node.id} -> {swapped}", _put("id", swapped)
 
 
 def _filter(node: ast.AST) -> Iterator[Variant]:
     if isinstance(node, ast.comprehension):
         for i in range(len(node.ifs)):
-            yield "filter dropped", lambda n, i=i: n.ifs.pop(i)
+            yield "filter dropped", _pop("ifs", i)
 
 
 def _statement(node: ast.AST) -> Iterator[Variant]:
@@ -145,7 +161,28 @@ def _statement(node: ast.AST) -> Iterator[Variant]:
         told = isinstance(getattr(inner, "value", None), ast.JoinedStr)
         stated = isinstance(inner, (ast.Assign, ast.AugAssign)) and not told
         if stated or (isinstance(inner, ast.If) and not inner.orelse):
-            yield f"statement in line {inner.lineno} dropped", lambda n, i=i: n.body.__setitem__(i, ast.Pass())
+            yield f"dropped: {ast.unparse(inner).splitlines()[0]}", _forget(i)
+
+
+def _forget(index: int) -> Change:
+    def change(node: Any) -> None:
+        node.body[index] = ast.Pass()
+
+    return change
+
+
+def _drop_rule(index: int) -> Change:
+    def change(node: Any) -> None:
+        node.value.elts.pop(index)
+
+    return change
+
+
+def _advance_rule(index: int) -> Change:
+    def change(node: Any) -> None:
+        node.value.elts.insert(index - 1, node.value.elts.pop(index))
+
+    return change
 
 
 def _rules(node: ast.AST) -> Iterator[Variant]:
@@ -153,10 +190,10 @@ def _rules(node: ast.AST) -> Iterator[Variant]:
         rules = node.value
         assert isinstance(rules, ast.Tuple)
         for i in range(len(rules.elts)):
-            line = rules.elts[i].lineno
-            yield f"rule in line {line} dropped", lambda n, i=i: n.value.elts.pop(i)
+            rule = " ".join(ast.unparse(rules.elts[i]).split()[:2])
+            yield f"without {rule}", _drop_rule(i)
             if i:
-                yield f"rule in line {line} earlier", lambda n, i=i: n.value.elts.insert(i - 1, n.value.elts.pop(i))
+                yield f"{rule} earlier", _advance_rule(i)
 
 
 OPERATORS = (
@@ -167,13 +204,16 @@ OPERATORS = (
 def mutants() -> Iterator[Mutant]:
     """Every mutant, in the order of the sources."""
     for source, path in SOURCES.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        tree = ast.parse(text)
         skipped = _skipped(tree)
         for place, node in enumerate(ast.walk(tree)):
             if id(node) in skipped:
                 continue
             for variant, (change, _) in enumerate(_variants(node)):
-                yield Mutant(source, getattr(node, "lineno", 0) or _line(node), change, place, variant)
+                line = getattr(node, "lineno", 0) or _line(node)
+                yield Mutant(source, line, lines[line - 1].strip(), change, place, variant)
 
 
 def _variants(node: ast.AST) -> Iterator[Variant]:
@@ -187,24 +227,22 @@ def _line(node: ast.AST) -> int:
 
 def _skipped(tree: ast.Module) -> set[int]:
     """Nodes that decide nothing: texts, annotations, imports, names for the diagram."""
-    out: set[int] = set()
-    for node in ast.walk(tree):
-        aside: list[ast.AST | None] = []
-        if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)):
-            aside = [node]
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in _LEFT_ALONE:
-            aside = [node]
-        elif isinstance(node, ast.FunctionDef):
-            aside = [node.args, node.returns]
-        elif isinstance(node, ast.AnnAssign):
-            aside = [node.annotation]
-        elif isinstance(node, ast.IfExp) and isinstance(node.body, ast.JoinedStr):
-            aside = [node]
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr):
-            aside = [node]
-        for root in aside:
-            out.update(id(inner) for inner in ast.walk(root) if root is not None) if root is not None else None
-    return out
+    return {id(inner) for node in ast.walk(tree) for root in _aside(node) for inner in ast.walk(root)}
+
+
+def _aside(node: ast.AST) -> list[ast.AST]:
+    """What of this node is left alone."""
+    if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)):
+        return [node]
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in _LEFT_ALONE:
+        return [node]
+    if isinstance(node, ast.FunctionDef):
+        return [node.args, *([node.returns] if node.returns else [])]
+    if isinstance(node, ast.AnnAssign):
+        return [node.annotation]
+    said = isinstance(node, ast.IfExp) and isinstance(node.body, ast.JoinedStr)
+    told = isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr)
+    return [node] if said or told else []
 
 
 def build(mutant: Mutant | None) -> Machine:
@@ -239,7 +277,11 @@ def _redirected(tree: ast.Module) -> ast.Module:
     """The same module, importing its mutated neighbours."""
     body: list[ast.stmt] = []
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("aegis_elastic.core.machine"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("aegis_elastic.core.machine")
+        ):
             node.module = node.module.replace("aegis_elastic.core", _PACKAGE)
         elif isinstance(node, ast.ImportFrom) and node.module == "aegis_elastic.core":
             ours = [alias for alias in node.names if alias.name in SOURCES]
@@ -267,7 +309,7 @@ def _load(source: str, code: types.CodeType) -> None:
         parent.__path__ = []
         sys.modules[parent.__name__] = parent
     sys.modules[name] = module
-    exec(code, module.__dict__)
+    exec(code, module.__dict__)  # noqa: S102 - our own source, changed in one place
     if source == "accounting":
         sys.modules[_PACKAGE].__dict__["accounting"] = module
     importlib.invalidate_caches()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aegis_elastic.core import recovery
-from aegis_elastic.core.events import Close, Dismiss, Publish, RecordErrorNode
+from aegis_elastic.core.events import Close, Dismiss, Publish
 from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, PodInfo, Status
 from aegis_elastic.core.ranks import first_order
 from proof.explore import Edge
@@ -17,7 +17,7 @@ from proof.worlds import NOW, protected
 
 StepProperty = Callable[[Edge], bool]
 
-_CHECKED = (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
+CHECKED = (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
 
 
 def decides(e: Edge) -> bool:
@@ -55,7 +55,16 @@ def _facts_dont_decide(e: Edge) -> bool:
         return True
     same = all(
         getattr(a, name) == getattr(b, name)
-        for name in ("phase", "recover_count", "seq_num", "incarnation", "entries", "deadline", "error_nodes", "mode")
+        for name in (
+            "phase",
+            "recover_count",
+            "seq_num",
+            "incarnation",
+            "entries",
+            "deadline",
+            "error_nodes",
+            "mode",
+        )
     )
     return same and [p.retries for p in a.pods] == [p.retries for p in b.pods]
 
@@ -147,7 +156,13 @@ def _only_lost_reset(e: Edge) -> bool:
         return True
     for was, now in zip(a.pods, b.pods, strict=True):
         if now.name != was.name or was.restarted:
-            fresh = (now.finished, now.restarted, now.failed, now.faulty, now.store) == (False, False, False, "", "")
+            fresh = (now.finished, now.restarted, now.failed, now.faulty, now.store) == (
+                False,
+                False,
+                False,
+                "",
+                "",
+            )
             if not fresh or now.inner_phase is not Phase.RESTARTING or now.updated_timestamp != NOW:
                 return False
         elif (was.finished, was.inner_phase, was.gone, was.faulty, was.store) != (
@@ -165,13 +180,19 @@ def _loss_while_booting(e: Edge) -> bool:
     finished = [not p.restarted and (ready or p.finished) for p in a.pods]
     clean = all(p.inner_phase is Phase.PENDING and not (p.failed or p.faulty or p.restarted) for p in b.pods)
     waits = b.deadline == (a.deadline if a.deadline and not ready else NOW + a.spec.join_timeout_s)
-    empty = all(p.store == "" and p.updated_timestamp == NOW for p, q in zip(b.pods, a.pods, strict=True) if q.restarted)
+    empty = all(
+        p.store == "" and p.updated_timestamp == NOW
+        for p, q in zip(b.pods, a.pods, strict=True)
+        if q.restarted
+    )
     return b.phase is Phase.PENDING and [p.finished for p in b.pods] == finished and clean and waits and empty
 
 
 def _exceeded_is_final(e: Edge) -> bool:
     a, b = e.before, e.transition.status
-    return not exceeded(a) or (exceeded(b) and b.phase is not Phase.RUN_COMMAND and b.phase is not Phase.SUCCEED)
+    return not exceeded(a) or (
+        exceeded(b) and b.phase is not Phase.RUN_COMMAND and b.phase is not Phase.SUCCEED
+    )
 
 
 def _failed_after_diagnosis(e: Edge) -> bool:
@@ -226,7 +247,7 @@ def _clean(pod: PodInfo) -> bool:
 def _advance(e: Edge) -> bool:
     """The job goes on when, and only when, everybody has finished and nothing stands against it."""
     a, b = e.before, e.transition.status
-    if not turn(e, *_CHECKED, Phase.RUN_COMMAND):
+    if not turn(e, *CHECKED, Phase.RUN_COMMAND):
         return True
     free = bool(a.pods) and all(_clean(p) for p in a.pods) and not (a.phase in RECOVERING and exceeded(a))
     onward = Phase.SUCCEED if a.phase is Phase.RUN_COMMAND else Phase.RUN_COMMAND
@@ -258,7 +279,7 @@ def _ready_when_back(e: Edge) -> bool:
 def _fresh_phase(e: Edge) -> bool:
     """A new phase starts from nothing: nobody has finished it, no fact is pending."""
     b = e.transition.status
-    if not moved(e) or b.phase not in (*_CHECKED, Phase.RUN_COMMAND):
+    if not moved(e) or b.phase not in (*CHECKED, Phase.RUN_COMMAND):
         return True
     return all(
         p.inner_phase is b.phase
@@ -299,195 +320,6 @@ def _ends_closed(e: Edge) -> bool:
     return said and all(p.inner_phase is b.phase for p in b.pods)
 
 
-def _nodes_banished(e: Edge) -> bool:
-    """A node leaves by a failing check alone; it is recorded, and its agent is told, in the same step."""
-    a, b = e.before, e.transition.status
-    if e.move.label != "Reconcile":
-        return a.error_nodes == b.error_nodes
-    faulty = [p for p in a.pods if p.faulty] if e.transition.name in ("leave", "exceeded") else []
-    recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
-    told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
-    new = [n.node_name for n in b.error_nodes[len(a.error_nodes) :]]
-    names = [p.node_name for p in faulty]
-    return (
-        recorded == names == new
-        and told == [(p.name, p.uid) for p in faulty]
-        and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
-        and all(n.time == NOW and n.kind == "hardware" and n.reason for n in b.error_nodes[len(a.error_nodes) :])
-    )
-
-
-def _faulty_leaves(e: Edge) -> bool:
-    a, b = e.before, e.transition.status
-    done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
-    faulty = {p.name for p in a.pods if p.faulty}
-    if not turn(e, *_CHECKED) or not done or not faulty or exceeded(a):
-        return e.transition.name != "leave"
-    if a.phase is Phase.BOOT_CHECKING:
-        stayed = [p.name for p in b.pods] == [p.name for p in a.pods if not p.faulty]
-        clean = all(p.finished and not p.failed and p.inner_phase is Phase.PENDING for p in b.pods)
-        return b.phase is Phase.PENDING and stayed and clean and b.deadline == NOW + a.spec.join_timeout_s
-    if a.entries >= a.spec.recovery_budget:
-        return b.phase is Phase.FAILED
-    free = all(p.name not in faulty or (p.gone and not p.uid and not p.finished and not p.faulty) for p in b.pods)
-    return b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and free and b.reschedules == len(faulty)
-
-
-def _short_world_is_filled(e: Edge) -> bool:
-    """Those who wait take part from the next recovery on, as far as there is room, with the oldest first."""
-    a, b = e.before, e.transition.status
-    if not entered(e, Phase.TROUBLESHOOTING):
-        return True
-    room = max(a.spec.worker_num - len(a.pods), 0)
-    joined = [p.name for p in b.pods[len(a.pods) :]] == [p.name for p in a.spares[:room]]
-    return joined and b.spares == a.spares[room:]
-
-
-def _seats_kept(e: Edge) -> bool:
-    """Ranks stay: a seat keeps its worker, or goes to a spare when its agent is gone, or is dropped with it."""
-    a, b = e.before, e.transition.status
-    if a.phase in BOOTING or e.transition.name == "shrink":
-        return True
-    spares = {p.name for p in a.spares}
-    for i, was in enumerate(a.pods):
-        empty = was.gone or (e.transition.name == "leave" and was.faulty)
-        if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
-            return False
-    return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(len(a.pods), a.spec.worker_num)
-
-
-def _nobody_vanishes(e: Edge) -> bool:
-    a, b = e.before, e.transition.status
-    here = {p.name for p in (*b.pods, *b.spares)}
-    gone = {p.name for p in a.pods if p.gone or p.restarted or p.faulty}
-    late = {p.name for p in a.pods if not p.finished} if e.transition.name in ("shrink", "independent") else set()
-    left = {e.move.worker} if e.move.label == "Lost" else set()
-    return {p.name for p in (*a.pods, *a.spares)} - here <= gone | late | left
-
-
-def _spares_step_in(e: Edge) -> bool:
-    """An empty seat and a waiting spare don't wait for each other."""
-    a, b = e.before, e.transition.status
-    if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING:
-        return True
-    if e.transition.name in ("lost", "leave", "seat"):
-        return not (b.spares and any(p.gone for p in b.pods))
-    return e.transition.name == "shrink" or not (a.spares and any(p.gone for p in a.pods))
-
-
-def _waits_as_told(e: Edge) -> bool:
-    """Entering Restarting waits for the gone: long if too few are left to go on without them, else a last call."""
-    a, b = e.before, e.transition.status
-    if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING or e.transition.name not in ("lost", "leave", "seat"):
-        return True
-    if not any(p.gone for p in b.pods):
-        return b.deadline == 0.0
-    enough = sum(not p.gone for p in b.pods) >= a.spec.min_worker_num
-    return b.deadline == NOW + (a.spec.last_call_s if enough else a.spec.rejoin_timeout_s)
-
-
-def _seated(e: Edge) -> bool:
-    a, b = e.before, e.transition.status
-    if not turn(e, Phase.PENDING, Phase.RESTARTING) or lost(a) or not protected(a) or not a.spares:
-        return e.transition.name != "seat"
-    wanted = (
-        sum(not p.gone for p in a.pods) < a.spec.worker_num
-        if a.phase is Phase.PENDING
-        else any(p.gone for p in a.pods)
-    )
-    if not wanted:
-        return e.transition.name != "seat"
-    if a.phase is Phase.PENDING:
-        stay = [p.name for p in a.pods if not p.gone]
-        return [p.name for p in b.pods] == [*stay, a.spares[0].name] and b.spares == a.spares[1:]
-    return b.entries == a.entries and [p.name for p in b.spares] == [p.name for p in a.spares][len(a.spares) - len(b.spares) :]
-
-
-def _overdue(e: Edge) -> bool:
-    """Time is up: on without the missing if enough are here; else the end, or before training independence."""
-    a, b = e.before, e.transition.status
-    seat = e.transition.name == "seat"
-    if not turn(e, Phase.PENDING, Phase.RESTARTING) or lost(a) or not protected(a) or seat or entered(e, Phase.TROUBLESHOOTING):
-        return e.transition.name not in ("shrink", "overdue", "independent")
-    waiting = a.phase is Phase.PENDING or any(p.gone for p in a.pods)
-    if not (waiting and 0.0 < a.deadline <= NOW):
-        return e.transition.name not in ("shrink", "overdue", "independent")
-    here = [p.name for p in a.pods if p.finished or (a.phase is Phase.RESTARTING and not p.gone)]
-    if len(here) >= a.spec.min_worker_num:
-        dropped = len(a.pods) - len(here)
-        return (e.transition.name, b.phase, b.deadline) == ("shrink", a.phase, 0.0) and [
-            p.name for p in b.pods
-        ] == here and b.reschedules == dropped
-    if a.phase is Phase.RESTARTING:
-        return b.phase is Phase.FAILED
-    return not protected(b) and b.phase is Phase.PENDING and b.deadline == 0.0 and [p.name for p in b.pods] == here
-
-
-def _last_call(e: Edge) -> bool:
-    a, b = e.before, e.transition.status
-    if e.transition.name != "last_call":
-        enough = a.spec.min_worker_num <= len(a.pods) < a.spec.worker_num and all(p.finished for p in a.pods)
-        settled = bool(lost(a)) or e.transition.name in ("seat", "shrink", "advance")
-        long = a.deadline > NOW + a.spec.last_call_s
-        return not (turn(e, Phase.PENDING) and protected(a) and enough and long) or settled
-    ready = a.phase is Phase.PENDING and all(p.finished for p in a.pods)
-    return ready and NOW < b.deadline == NOW + a.spec.last_call_s < a.deadline
-
-
-def _boot_failed(e: Edge) -> bool:
-    a, b = e.before, e.transition.status
-    done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
-    bad = any(p.failed for p in a.pods) and not any(p.faulty for p in a.pods)
-    if not turn(e, Phase.BOOT_CHECKING) or not done or not bad:
-        return e.transition.name != "boot_failed"
-    if a.entries + 1 >= a.spec.bootcheck_attempts:
-        return b.phase is Phase.FAILED
-    ready = all(p.finished and p.inner_phase is Phase.PENDING and not p.failed for p in b.pods)
-    return b.phase is Phase.PENDING and b.entries == a.entries + 1 and ready
-
-
-def _independent_end(e: Edge) -> bool:
-    a, b = e.before, e.transition.status
-    if protected(a) or not turn(e, Phase.PENDING):
-        return e.transition.name != "independent_end"
-    failed = any(p.failed for p in a.pods)
-    over = bool(a.pods) and all(p.finished or p.gone for p in a.pods)
-    return (b.phase in TERMINAL) == (failed or over) and (b.phase is Phase.FAILED or not failed)
-
-
-def _independence_stays(e: Edge) -> bool:
-    """The mode changes only at the start of an incarnation: once independent, nobody is led again."""
-    a, b = e.before, e.transition.status
-    return protected(a) or (not protected(b) and (b.phase in TERMINAL or a.seq_num == b.seq_num))
-
-
-def _same_agents(s: Status) -> bool:
-    """Whether this incarnation's agents can have restarted among themselves."""
-    if s.phase is Phase.TROUBLESHOOTING:
-        return s.entries == 0 and not any(p.gone or p.restarted for p in s.pods)
-    return s.phase is Phase.RUN_COMMAND
-
-
-def _merged_once(e: Edge) -> bool:
-    """A restart that the agents made among themselves: charged once, if the master hadn't yet; losses stay noted."""
-    a, b = e.before, e.transition.status
-    if not e.move.label.startswith("Independent") or a.phase in TERMINAL:
-        return e.transition.name != "merged"
-    if not _same_agents(a):
-        return b is a
-    new = a.phase is Phase.RUN_COMMAND
-    charged = [p.retries + (new and p.name == e.move.worker) for p in a.pods]
-    if max(charged) > a.spec.max_retry or e.move.label == "IndependentEnd":
-        return b.phase is Phase.FAILED and [p.retries for p in b.pods] == charged
-    kept = [(p.name, p.uid, p.gone, p.restarted or p.gone, p.store) for p in a.pods] == [
-        (p.name, p.uid, p.gone, p.restarted, p.store) for p in b.pods
-    ]
-    fresh = all(not p.finished and not p.failed and not p.faulty and p.updated_timestamp == NOW for p in b.pods)
-    aligned = all(p.retries == b.recover_count == a.recover_count + new for p in b.pods)
-    rested = (b.entries, b.deadline, b.checks, b.clues, b.root) == (0, 0.0, (), (), "")
-    return b.phase is Phase.RUN_COMMAND and aligned and fresh and kept and rested
-
-
 def _table_is_honest(e: Edge) -> bool:
     """Every decision is one of the table's, and leads where the table says."""
     a, b = e.before, e.transition.status
@@ -525,19 +357,5 @@ STEPS: dict[str, StepProperty] = {
     "IncarnationGrows": _incarnation_grows,
     "OrderIsComplete": _order_is_complete,
     "EndIsClosed": _ends_closed,
-    "BanishedAreRecorded": _nodes_banished,
-    "FaultyLeave": _faulty_leaves,
-    "ShortWorldIsFilled": _short_world_is_filled,
-    "SeatsAreKept": _seats_kept,
-    "NobodyVanishes": _nobody_vanishes,
-    "SparesStepIn": _spares_step_in,
-    "WaitsAsTold": _waits_as_told,
-    "SeatsAreFilled": _seated,
-    "OverdueIsDecided": _overdue,
-    "LastCall": _last_call,
-    "BootcheckIsBounded": _boot_failed,
-    "IndependentEnds": _independent_end,
-    "IndependenceStays": _independence_stays,
-    "MergedOnce": _merged_once,
     "TableIsHonest": _table_is_honest,
 }

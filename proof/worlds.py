@@ -2,8 +2,8 @@
 
 A world is a job's specification and a set of features (what its environment may do). Exploring needs finite
 states, so `canonical` forgets what no decision depends on: numbers that only ever grow (seqNum, incarnation,
-step) are put back to a base, uids to the worker's first one, times to "none", "expired" or "to come", texts to
-whether there is one. That this forgets nothing that matters is itself checked: stale and future messages are
+step) are put back to a base, uids to the worker's first one, times to "none", "expired" or "to come", and
+texts to whether there is one. That this forgets nothing that matters is itself checked: stale and future messages are
 probed in every state (`properties`), and the phases world is compared with TLC's graph (`conform`).
 """
 
@@ -38,7 +38,7 @@ SOFTWARE = (Finding("health", "health.timeout", "network"),)
 
 
 class World(NamedTuple):
-    """What is explored. `features` switch kinds of events on (see `events`); `workers` are those that may join.
+    """What is explored. `features` switch kinds of events on (see `moves`); `workers` are those that may join.
 
     A world `formed` starts with everybody seated, otherwise with an empty job.
     """
@@ -109,7 +109,9 @@ def canonical(s: Status) -> Status:
         incarnation=INCARNATION,
         step=STEP,
         fail_reason="why" if s.fail_reason else "",
-        error_nodes=tuple(ErrorNode(n, "", "hardware", 0.0, "job") for n in sorted({n.node_name for n in s.error_nodes})),
+        error_nodes=tuple(
+            ErrorNode(n, "", "hardware", 0.0, "job") for n in sorted({n.node_name for n in s.error_nodes})
+        ),
         deadline=_canonical_time(s.deadline),
         store="",
         checks=(),

@@ -558,4 +558,6 @@ Witness == << <<"Pending", phase = "Pending">>, <<"BootChecking", phase = "BootC
               <<"an old order is followed no more", \E w \in Workers : order[w] = "none" /\ phase = "RunCommand">> >>
 ASSUME \A i \in 1..40 : TLCSet(i, FALSE)
 Reached == \A i \in 1..Len(Witness) : (Witness[i][2] /\ ~TLCGet(i)) => TLCSet(i, TRUE) /\ PrintT(<<"witness", Witness[i][1]>>)
+\* violated as soon as everything has been reached, which ends the search
+Unreached == \E i \in 1..Len(Witness) : ~TLCGet(i)
 =============================================================================

@@ -504,4 +504,6 @@ Witness == << <<"RunCommand", phase = "RunCommand">>, <<"Troubleshooting", phase
               <<"a charge given back", phase = "Troubleshooting" /\ entries = 1 /\ charged = {}>> >>
 ASSUME \A i \in 1..40 : TLCSet(i, FALSE)
 Reached == \A i \in 1..Len(Witness) : (Witness[i][2] /\ ~TLCGet(i)) => TLCSet(i, TRUE) /\ PrintT(<<"witness", Witness[i][1]>>)
+\* violated as soon as everything has been reached, which ends the search
+Unreached == \E i \in 1..Len(Witness) : ~TLCGet(i)
 =============================================================================
