@@ -42,6 +42,7 @@ ALIVE_KEY = "aegis/alive/"
 ENDED_BY_PLANE = "plane"
 CALL_TIMEOUT_S = 3.0
 LOOK_S = 1.0
+LOOKS_MISSED_MAX = 3
 NEXT_TIMEOUT_S = 60.0
 JOIN_S = 5.0
 BACKLOG = 4096
@@ -164,6 +165,7 @@ class Peers:
         self._ended = ""
         self._alive: frozenset[str] = frozenset()
         self._counts = [0] * len(workers)
+        self._looked_s = time.monotonic()
         self._meeting: threading.Thread | None = None
         self._thread = threading.Thread(target=self._look, name="aegis-peers", daemon=True)
         self._thread.start()
@@ -175,8 +177,11 @@ class Peers:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The workers that showed themselves since the last look; only the first few agents look."""
-        return self._alive
+        """The workers that showed themselves since the last look; only the first few agents look. Nobody if
+        that look was long ago, because the store doesn't answer.
+        """
+        late = time.monotonic() - self._looked_s > LOOKS_MISSED_MAX * LOOK_S
+        return frozenset() if late else self._alive
 
     def claim(self, how: str) -> str:
         """Say how this incarnation ends; returns how it does end (somebody may have been first).
@@ -326,6 +331,7 @@ class Peers:
         moved = (now > before for now, before in zip(counts, self._counts, strict=True))
         self._alive = frozenset(worker for worker, here in zip(self._workers, moved, strict=True) if here)
         self._counts = counts
+        self._looked_s = time.monotonic()
         self._on_look()
 
 

@@ -240,9 +240,12 @@ def test_an_agent_that_dies_after_its_ranks_are_done_is_not_missed(tmp_path: Pat
 
 
 @pytest.mark.netns
+@pytest.mark.parametrize("cut_off", ["store_host", "other"])
 def test_a_node_whose_cable_is_pulled_is_lost_once_and_may_come_back(
-    tmp_path: Path, unmet: Callable[[str], None]
+    tmp_path: Path, unmet: Callable[[str], None], cut_off: str
 ) -> None:
+    """Silence on every way, without the courtesy of a closed connection. The first node hosts the store."""
+    node_ranks = ("1", "0") if cut_off == "store_host" else ("0", "1")
     flags = (*FLAGS, "--aegis-lost-timeout-s", "3")
     with (
         hosts(2, tmp_path, unmet) as net,
@@ -251,14 +254,20 @@ def test_a_node_whose_cable_is_pulled_is_lost_once_and_may_come_back(
         ) as job,
     ):
         training = Training(job)
-        launches = [training.start(host=host) for host in net.hosts]
+        launches = [
+            training.start("", "--node-rank", rank, host=host)
+            for host, rank in zip(net.hosts, node_ranks, strict=True)
+        ]
+        stays_on, cut = (f"node{index}-{rank}" for index, rank in enumerate(node_ranks))
         job.wait_phase("RunCommand", 1)
         job.wait_ranks(2)
         net.hosts[1].link_down()
         job.wait_phase("Restarting")
-        assert retries(job.status()) == {"node0": 0, "node1": 1}
+        # Whoever is left doesn't hang on the one who is silent: it has stopped its ranks and says so.
+        job.wait(lambda view: finished(view) == {stays_on}, f"{stays_on} to be ready")
+        assert retries(job.status()) == {stays_on: 0, cut: 1}
         net.hosts[1].link_up()
         job.wait_phase("RunCommand", 2)
         job.wait_ranks(2, restart_count=1)
-        assert retries(job.status()) == {"node0": 1, "node1": 1}
+        assert retries(job.status()) == {stays_on: 1, cut: 1}
         training.end(*launches)
