@@ -9,6 +9,7 @@ all.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -79,7 +80,7 @@ class Fallback:
         if meeting.max_nodes == 1:
             return _order((_pod(self._me, self._prepared),), meeting.max_restarts)
         if meeting.hosting:
-            self._served = serve(meeting.host, meeting.port)
+            self._served = _serve_first(meeting)
         store = self._reach(until)
         number = store.add(COUNT_KEY, 1)
         store.set(f"{MEMBER_KEY}{number}", msgspec.json.encode(_pod(self._me, self._prepared)).decode())
@@ -128,6 +129,16 @@ class Fallback:
                 raise StoreGone(f"{count} of {meeting.min_nodes} nodes came")
             self._closed.wait(LOOK_S / 10)
         raise StoreGone("the agent ends")
+
+
+def _serve_first(meeting: Meeting) -> TCPStore | None:
+    """The meeting place, unless another launcher of this host serves it already. OSError otherwise."""
+    try:
+        return serve(meeting.host, meeting.port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
 
 
 def _pod(me: Identity, store: str) -> PodInfo:

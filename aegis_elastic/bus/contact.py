@@ -136,6 +136,11 @@ def _shown_certificate(host: str, port: int, timeout_s: float) -> str:
     where = f"{host}:{port}"
     try:
         return ssl.get_server_certificate((host, port), timeout=timeout_s)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        # A control plane that ends just now looks like that, too.
+        raise ContactError(
+            f"cannot reach the control plane at {where}: the connection is closed", retry=True
+        ) from None
     except ssl.SSLError as error:
         why = f"another program answers there ({error.reason or error})"
         raise ContactError(f"cannot reach the control plane at {where}: {why}") from None

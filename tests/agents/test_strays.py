@@ -1,0 +1,47 @@
+"""What a killed guard leaves behind is ended by the launcher; what the launcher runs itself is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.agents.processes import ended
+
+# A launcher with a child of our own and one that leaves behind a helper that is deaf to SIGTERM.
+LAUNCHER = r"""
+import os, subprocess, sys
+from aegis_elastic.agents import strays
+DEAF = "import os, signal as s; s.signal(s.SIGTERM, s.SIG_IGN); print(os.getpid(), flush=True); s.pause()"
+LEAVER = (
+    "import subprocess, sys\n"
+    "helper = [sys.executable, '-S', '-c', sys.argv[1]]\n"
+    "started = subprocess.Popen(helper, start_new_session=True, stdout=subprocess.PIPE)\n"
+    "print(started.stdout.readline().decode())\n"
+)
+strays.adopt()
+ours = subprocess.Popen([sys.executable, "-m", "aegis_elastic.checks"], stdin=subprocess.PIPE)
+leaver = subprocess.run([sys.executable, "-S", "-c", LEAVER, DEAF], stdout=subprocess.PIPE, text=True)
+print(int(leaver.stdout), ours.pid, flush=True)
+sys.stdin.readline()
+print(strays.end(), ours.poll(), flush=True)
+sys.stdin.readline()
+ours.kill()
+ours.wait()
+"""
+
+
+def test_leftovers_end_and_our_own_programs_live(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdin is not None and launcher.stdout is not None
+    with launcher.stdin, launcher.stdout:
+        stray, ours = (int(pid) for pid in launcher.stdout.readline().split())
+        assert Path(f"/proc/{stray}").exists()
+        print(file=launcher.stdin, flush=True)
+        assert launcher.stdout.readline() == "[] None\n", "all strays have ended, ours lives"
+        assert ended(stray)
+        assert Path(f"/proc/{ours}").exists()
+        print(file=launcher.stdin, flush=True)
+        assert launcher.wait(30) == 0
