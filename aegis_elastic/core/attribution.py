@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
+from aegis_elastic.core import signatures
 from aegis_elastic.core.model import Failure
+from aegis_elastic.core.signatures import Signature
 
 WINDOW_S = 1.0
 
@@ -65,6 +67,11 @@ _ASKED_TO_END = ("SIGTERM", "TERM", "15")
 _ABORTED = ("SIGABRT", "ABRT", "6")
 _EXIT_BY_SIGTERM = 143  # how a shell between us and the process passes SIGTERM on
 
+# Signatures that point at communication: collectives that waited in vain, and faults between the machines.
+_WAITED_IN_VAIN = ("nccl_collective_timeout", "nccl_watchdog_stuck", "gloo_timeout")
+_OF_THE_NETWORK = ("gloo", "rdma", "ucx")
+_SAYS_MOST: tuple[signatures.SignatureRole, ...] = ("root", "either", "cascade", "context")
+
 Role = Literal["root", "consequence"]
 
 
@@ -105,6 +112,44 @@ def _words_of(failure: Failure) -> str:
     return failure.exception or "\n".join(failure.last_lines)
 
 
+class Words(Protocol):
+    """What a failed process left behind (a `Failure`, an entry of the report)."""
+
+    @property
+    def exception(self) -> str | None: ...
+    @property
+    def last_lines(self) -> tuple[str, ...]: ...
+    @property
+    def signal(self) -> str | None: ...
+
+
+def signature_of(failure: Words) -> Signature | None:
+    """The signature that says most about this failure: of its exception, else of its last lines, else of its
+    signal; None if nothing is known of any of them.
+
+    A root says more than what may be one, and that more than a consequence; of equals the first stands, since
+    what is printed later is often about the end itself. What stands beside a failure says nothing of it.
+    """
+    told = (failure.exception or "").splitlines()
+    for lines in (told, failure.last_lines, (f"ended by {failure.signal}",) if failure.signal else ()):
+        found = [signature for line in lines if (signature := signatures.load().classify(line)) is not None]
+        found = [signature for signature in found if signature.action != "ignore"]
+        best = min(found, key=lambda signature: _SAYS_MOST.index(signature.role), default=None)
+        if best is not None:
+            return best
+    return None
+
+
+def _points_at(signature: Signature | None) -> str:
+    """The clue in a signature: what waited in vain for others, or a fault of the network itself."""
+    if signature is None or signature.action not in ("diagnose", "isolate_node", "wait"):
+        return ""
+    if signature.fault_class in _WAITED_IN_VAIN:
+        return "collective_timeout"
+    by_itself = signature.role in ("root", "either")
+    return "network" if signature.component in _OF_THE_NETWORK and by_itself else ""
+
+
 def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     """What these failures point at beyond the processes, in the words of `recovery.COMMUNICATION_CLUES`.
 
@@ -114,9 +159,10 @@ def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     clues = set()
     for failure in failures:
         words = "\n".join((failure.exception or "", *failure.last_lines))
-        if _TIMEOUT.search(words):
+        hint = _points_at(signature_of(failure))
+        if hint == "collective_timeout" or _TIMEOUT.search(words):
             clues.add("collective_timeout")
-        elif role_of(failure) == "root" and _NETWORK.search(words):
+        elif role_of(failure) == "root" and (hint or _NETWORK.search(words)):
             clues.add("network")
         if failure.exit_code is None and not failure.signal and not failure.exception:
             clues.add("cause_unknown")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aegis_elastic.core import recovery
-from aegis_elastic.core.attribution import Role, role_of
+from aegis_elastic.core.attribution import Role, role_of, signature_of
 from aegis_elastic.core.events import Error, Finish, Independent, Join, Lost, Started
 from aegis_elastic.core.journal import Line, Walked, walk
 from aegis_elastic.core.model import RECOVERING, CheckResult, ErrorNode, Failure, Phase, Status
@@ -40,7 +40,8 @@ class FailureEntry(msgspec.Struct, frozen=True, rename="camel"):
     """One process that failed, or (without a rank) an agent that was lost.
 
     `fault_class` and `level`: what its recovery found and did (a consequence needs none: "", 0); "unknown", 0
-    while no check has told. `time`: wall seconds on its node.
+    while no check has told. `reason` ends with the signature of what the process said, where it is known.
+    `time`: wall seconds on its node.
     """
 
     worker: str
@@ -339,6 +340,7 @@ def _failures(end: _End) -> list[FailureEntry]:
 def _entry(
     trouble: _Trouble, failure: Failure | None, verdict: recovery.Verdict | None, is_root: bool
 ) -> FailureEntry:
+    signature = signature_of(failure) if failure else None
     return FailureEntry(
         worker=trouble.worker,
         node=trouble.node,
@@ -350,6 +352,6 @@ def _entry(
         role="root" if is_root else "consequence",
         fault_class=verdict.fault_class if verdict else "unknown",
         level=verdict.level if verdict else 0,
-        reason=trouble.reason,
+        reason=f"{trouble.reason} (signature {signature.fault_class})" if signature else trouble.reason,
         time=failure.time if failure else trouble.t,
     )

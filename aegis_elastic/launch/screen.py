@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from aegis_elastic.core.attribution import signature_of
 from aegis_elastic.core.report import CheckEntry, FailureEntry, Incarnation, Recovery, Report
 from aegis_elastic.core.view import WorkerView
 from aegis_elastic.launch import plain
@@ -135,6 +136,9 @@ def _story(story: Sequence[FailureEntry]) -> list[RenderableType]:
         line.append(f": {_who(root)}, {_how(root)}")
         if root.fault_class:
             line.append(f" [class {root.fault_class}, level {root.level}]")
+        signature = signature_of(root)
+        if signature:
+            line.append(f" [signature {signature.fault_class}]")
         out.append(line)
         said = _last_words(root)
         out += [Text(f"      | {said}", style="dim")] if said else []
