@@ -129,12 +129,16 @@ class Master:
     # ------------------------------------------------------------ what arrives
 
     async def greet(self, hello: Hello) -> Welcome:
-        """Answer a worker's first contact. Refused if the job doesn't want it, ValueError for another job."""
+        """Answer a worker's first contact. Refused if the job doesn't want it, ValueError for another job
+        or no key.
+        """
         spec = self._status.spec
         if (hello.namespace, hello.job) != (spec.namespace, spec.job_name):
             raise ValueError(
                 f"this control plane serves job {spec.job_name!r} of namespace {spec.namespace!r}"
             )
+        # A key that is none is found out before its bearer has a seat.
+        names.inbox(hello.user_public_key)
         await self._no_rival(hello.worker, hello.uid)
         # A worker that grew tired of waiting asks again: both calls get the one answer.
         answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
