@@ -137,6 +137,7 @@ class Spares:
         self._generation = -1
         self._without: set[str] = set()
         self._failures = 0
+        self._settled_s = 0.0
         self.due_s: float | None = None
 
     @property
@@ -179,13 +180,15 @@ class Spares:
             if spec.spare and spec.local_rank not in self._guard.warm:
                 logger.warning("local rank %d started cold: its spare did not go", spec.local_rank)
             self._running[spec.local_rank] = spec, pids[spec.local_rank]
-        self.due_s = time.monotonic() + SETTLE_S
+        self.due_s = self._settled_s = time.monotonic() + SETTLE_S
 
     def on_event(self, event: GatePassed | Held | SpareGone) -> None:
         """Note what the guard says of gates and spares."""
         if isinstance(event, GatePassed):
             if event.generation == self._generation:
                 self._passed.add(event.local_rank)
+                # an interpreter may take longer to start than the ranks have for themselves
+                self.due_s = self.due_s or self._settled_s
             return
         named = [(rank, spare) for rank, spare in self._spares.items() if spare.name == event.spare]
         if not named:

@@ -15,9 +15,18 @@ from aegis_elastic.worker.gate import LATE
 
 PATIENCE_S = 60.0
 RANK_ENV = {
-    **{"RANK": "3", "GROUP_RANK": "1", "ROLE_RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "4"},
-    **{"GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
-    **{"MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "job"},
+    "RANK": "3",
+    "GROUP_RANK": "1",
+    "ROLE_RANK": "3",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+    "ROLE_WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "1",
+    "TORCHELASTIC_RUN_ID": "job",
 }
 
 
@@ -49,10 +58,20 @@ class Stage:
         logs = self.folder / f"logs-{self._generation}"
         logs.mkdir()
         plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", *LATE)}
-        full = {**plain, **RANK_ENV, "TORCHELASTIC_ERROR_FILE": str(self.folder / "error.json"), **(env or {})}
+        full = {
+            **plain,
+            **RANK_ENV,
+            "TORCHELASTIC_ERROR_FILE": str(self.folder / "error.json"),
+            **(env or {}),
+        }
         (self.folder / "error.json").unlink(missing_ok=True)
         return RankSpec(
-            0, (sys.executable, *argv), prepare_env(full), str(logs / "out.log"), str(logs / "err.log"), "pass"
+            0,
+            (sys.executable, *argv),
+            prepare_env(full),
+            str(logs / "out.log"),
+            str(logs / "err.log"),
+            "pass",
         )
 
     def cold(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> End:
@@ -76,7 +95,9 @@ class Stage:
         assert self.guard.warm == {0}, "the spare did not go"
         return pids[0]
 
-    def warm(self, argv: Sequence[str], env: Mapping[str, str] | None = None, libraries: str = "plain") -> End:
+    def warm(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, libraries: str = "plain"
+    ) -> End:
         spec = self.spec(argv, env)
         held = self.hold(spec, libraries)
         assert isinstance(held, Held), held

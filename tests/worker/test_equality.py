@@ -1,4 +1,5 @@
-"""A script can't tell whether its process was started cold or held ready: forty behaviours, each run both ways.
+# ruff: noqa: E501 - scripts on one line read better than strings in pieces
+"""A script can't tell whether its process was started cold or held ready: each behaviour is run both ways.
 
 The known differences stand in docs/performance.md; each has a test of its own below.
 """
