@@ -4,8 +4,10 @@ use.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -61,11 +63,20 @@ def _checked(content: bytes, name: str) -> bytes:
 
 
 def _make_shared(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if path.exists():
         return
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(os.urandom(32).hex().encode())
+                file.flush()
+                os.fsync(descriptor)
+            # Whole or not at all, and the first wins: no other node ever reads half of a secret.
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)
+        finally:
+            fresh.unlink()
     except OSError as error:
         raise SecretError(f"cannot keep a join secret in {path.parent}: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(os.urandom(32).hex().encode())

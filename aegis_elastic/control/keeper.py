@@ -7,6 +7,7 @@ can die anywhere.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
 import msgspec
@@ -22,6 +23,9 @@ JOB_KEY = "job"
 WORKER_PREFIX = "worker"
 SEATS_PREFIX = "seats"
 ARCHIVE_PREFIX = "archive"
+
+
+TOKEN_CHARS_MAX = 200
 
 
 class Fenced(Exception):
@@ -92,22 +96,32 @@ class Keeper:
 
     async def _put_workers(self, workers: dict[str, bytes]) -> None:
         for name, value in workers.items():
-            # Worker names may have any characters; keys may not, and one worker is one record.
-            await self._put(f"{WORKER_PREFIX}.{name.encode().hex()}", value)
+            await self._put(_worker_key(name), value)
 
     async def _put(self, key: str, value: bytes) -> None:
         """Write a record that only its newest writer knows: the last one wins, whoever it is."""
         found = await self._store.get(key)
-        if found is None:
-            await self._store.create(key, value)
-        elif found.value != value:
-            await self._store.update(key, value, found.revision)
+        try:
+            if found is None:
+                await self._store.create(key, value)
+            elif found.value != value:
+                await self._store.update(key, value, found.revision)
+        except (RevisionConflict, KeyExists) as error:
+            raise Fenced(f"another master writes at the same time: {error}") from error
 
     async def _archive(self, status: Status, job: bytes) -> None:
         await self._put(f"{ARCHIVE_PREFIX}.{status.spec.generation}", job)
         for entry in await self._store.list(WORKER_PREFIX):
             await self._store.delete(entry.key)
         logger.info("archived generation %d, which ended in %s", status.spec.generation, status.phase.value)
+
+
+def _worker_key(name: str) -> str:
+    # Worker names may have any characters and be long; keys may not, and one worker is one record.
+    token = name.encode().hex()
+    if len(token) > TOKEN_CHARS_MAX:
+        token = hashlib.sha256(name.encode()).hexdigest()
+    return f"{WORKER_PREFIX}.{token}"
 
 
 class _Named(msgspec.Struct):

@@ -11,9 +11,9 @@ Order of writing, so that a master can die anywhere:
 2. `job`, by compare-and-swap: from here on the transition has happened;
 3. `workers` (`split` gives those that have changed), before the next transition's job record.
 
-Between 2 and 3 the record of a worker may be old. That does no harm: whoever changes its identity is an
-exception in that transition (its `updated_timestamp` differs), and an exception's identity is in the job
-record. Only a store address that was offered a moment ago may be missing then; the heartbeat offers it again.
+Between 2 and 3 the record of a worker may be old or missing. That does no harm: whoever is new or changes its
+identity is an exception in that transition, and an exception's identity is in the job record. Only a store
+address that was offered a moment ago may be missing then; the heartbeat offers it again.
 Whoever adopts a job writes the workers' records first, because his predecessor may have died between 2 and 3.
 """
 
@@ -75,10 +75,15 @@ def split(status: Status, before: Status | None = None) -> Records:
     counted = Counter(pod.updated_timestamp for pod in status.pods)
     timestamp = counted.most_common(1)[0][0] if counted else 0.0
     typical = _typical(status.phase, status.recover_count, timestamp)
+    known = _known(before)
     exceptions = []
     for place, pod in enumerate(status.pods):
         # The store of group rank 0 is what the next order hands out, so it is always in the job record.
-        if place == 0 or any(getattr(pod, field) != value for field, value in typical.items()):
+        if (
+            place == 0
+            or _is_new(pod, known)
+            or any(getattr(pod, field) != value for field, value in typical.items())
+        ):
             exceptions.append(_exception(pod, typical))
     names = tuple(pod.name for pod in status.pods)
     apart = len(names) > INLINE_SEATS_MAX
@@ -154,9 +159,20 @@ def _exception(pod: PodInfo, typical: dict[str, Any]) -> dict[str, Any]:
     return {_WIRE[field]: getattr(pod, field) for field in (*_IDENTITY, *differing)}
 
 
+def _known(before: Status | None) -> dict[str, PodInfo] | None:
+    return {pod.name: pod for pod in (*before.pods, *before.spares)} if before else None
+
+
+def _is_new(pod: PodInfo, known: dict[str, PodInfo] | None) -> bool:
+    """Whether this worker's own record doesn't yet say who it is."""
+    if known is None:
+        return False
+    old = known.get(pod.name)
+    return old is None or (old is not pod and any(getattr(old, f) != getattr(pod, f) for f in _IDENTITY))
+
+
 def _workers(status: Status, before: Status | None) -> dict[str, bytes]:
-    known = {pod.name: pod for pod in (*before.pods, *before.spares)} if before else {}
-    changed = {}
+    known, changed = _known(before) or {}, {}
     for pod in (*status.pods, *status.spares):
         old = known.get(pod.name)
         if old is pod:
