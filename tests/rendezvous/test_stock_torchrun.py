@@ -89,6 +89,17 @@ def test_when_the_restarts_are_used_up_both_say_so(tmp_path: Path) -> None:
         assert (view["phase"], view["workers"][0]["retries"]) == ("Failed", 2)
 
 
+def test_a_signal_ends_torchrun_and_nothing_is_left(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(IDLE)
+    with Job(tmp_path / "job", nproc=2, max_restarts=2, torchrun_conf=CONF) as job:
+        launch = job.start(script, str(tmp_path))
+        job.wait_ranks(2)
+        launch.kill(signal.SIGTERM)
+        assert launch.wait() == 1  # as torchrun: SignalException
+        assert "SignalException" in launch.output
+
+
 def test_a_plane_that_nobody_serves_leaves_an_ordinary_job(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(IDLE)
