@@ -131,7 +131,11 @@ def signature_of(failure: Words) -> Signature | None:
     what is printed later is often about the end itself. What stands beside a failure says nothing of it.
     """
     told = (failure.exception or "").splitlines()
-    for lines in (told, failure.last_lines, (f"ended by {failure.signal}",) if failure.signal else ()):
+    for lines in (
+        told,
+        failure.last_lines,
+        (f"killed by signal {failure.signal}",) if failure.signal else (),
+    ):
         found = [signature for line in lines if (signature := signatures.load().classify(line)) is not None]
         found = [signature for signature in found if signature.action != "ignore"]
         best = min(found, key=lambda signature: _SAYS_MOST.index(signature.role), default=None)

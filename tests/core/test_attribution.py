@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aegis_elastic.core.attribution import WINDOW_S, Evidence, attribute, clues_of, role_of
+from aegis_elastic.core.attribution import WINDOW_S, Evidence, attribute, clues_of, role_of, signature_of
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.recovery import COMMUNICATION_CLUES
 
@@ -147,6 +147,15 @@ def test_the_verdict_does_not_depend_on_the_order_of_the_list(
         ((failed(signal="SIGABRT", lines=(WATCHDOG, NCCL)),), ("collective_timeout",)),
         ((failed("OSError: [Errno 113] No route to host"),), ("network",)),
         ((failed("DistBackendError: NCCL error: unhandled system error"),), ("network",)),
+        (
+            (failed("RuntimeError: Rank 0 failed to pass monitoredBarrier in 5000 ms"),),
+            ("collective_timeout",),
+        ),
+        (
+            (failed(signal="SIGABRT", lines=("NCCL WARN NET/IB : mlx5_4:1 Got async event : port error",)),),
+            ("network",),
+        ),
+        ((failed("torch.OutOfMemoryError: CUDA out of memory"),), ()),
         ((failed(GLOO),), ()),
         ((failed(NCCL), failed(STORE)), ()),
         ((failed(signal="SIGKILL"),), ()),
@@ -159,3 +168,33 @@ def test_the_verdict_does_not_depend_on_the_order_of_the_list(
 def test_clues(failures: tuple[Failure, ...], clues: tuple[str, ...]) -> None:
     assert clues_of(failures) == clues
     assert set(clues) <= COMMUNICATION_CLUES
+
+
+@pytest.mark.parametrize(
+    ("failure", "fault_class"),
+    [
+        (failed("ValueError: no"), "user_value_error"),
+        (failed("torch.OutOfMemoryError: CUDA out of memory", lines=("KeyError: 'x'",)), "cuda_oom"),
+        (failed("MyError: of our own", lines=("step 1", "OSError: [Errno 28] No space left on device")),
+         "storage_enospc"),
+        # A root among the last lines says more than the consequences around it, whichever came first.
+        (failed(lines=("BrokenPipeError: [Errno 32] Broken pipe", "NVRM: Xid (PCI:0000:04:00): 79, pid=1",
+                       "Sending process 81 closing signal SIGTERM")), "gpu_lost"),
+        (failed(signal="SIGSEGV"), "signal_sigsegv"),
+        (failed(signal="SIGKILL", lines=("step 7 loss 0.1",)), "signal_sigkill"),
+    ],
+)  # fmt: skip
+def test_what_a_failure_speaks_of(failure: Failure, fault_class: str) -> None:
+    found = signature_of(failure)
+    assert found is not None and found.fault_class == fault_class
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        failed(), failed("MyError: of our own"), failed(signal="SIGTERM"),
+        failed(lines=("step 7 loss 0.1", "For debugging consider passing CUDA_LAUNCH_BLOCKING=1")),
+    ],
+)  # fmt: skip
+def test_what_tells_nothing_has_no_signature(failure: Failure) -> None:
+    assert signature_of(failure) is None

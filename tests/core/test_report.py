@@ -97,6 +97,7 @@ def test_the_fields_are_those_of_the_interface() -> None:
     assert list(wire["recoveries"][0]) == [
         "detect_s", "diagnose_s", "decide_s", "stop_s", "rendezvous_s", "start_s", "firstStep_s", "total_s",
     ]  # fmt: skip
+    assert wire["failures"][0]["reason"] == "exit code 1 (signature user_value_error)"
     assert wire["recoveries"][0]["firstStep_s"] is None
     assert wire["checks"][0]["pass"] is True
     assert msgspec.json.decode(msgspec.json.encode(run.report()), type=Report) == run.report()
