@@ -200,3 +200,15 @@ def test_user_signals_reach_the_ranks_and_the_launcher_lives(tmp_path: Path) -> 
         (tmp_path / "end").touch()
         assert launch.wait() == 0, launch.output
         assert len(job.report()["incarnations"]) == 1
+
+
+def test_launchers_that_nobody_named_share_a_host(tmp_path: Path) -> None:
+    """The same launch line twice on a host: two workers, not one that has come back."""
+    (tmp_path / "train.py").write_text(COMMON + "tell(f'up-{rank}'); wait(f'up-{1 - rank}')\n")
+    with Job(tmp_path, nnodes="2", flags=QUICK) as job:
+        launches = [job.start("train.py", str(tmp_path)) for _ in range(2)]
+        assert [launch.wait() for launch in launches] == [0, 0], launches[0].output
+        names = {worker["name"] for worker in job.report()["workers"]}
+        host = os.uname().nodename
+        assert names == {host, f"{host}.2"}
+        assert len(job.report()["incarnations"]) == 1

@@ -1,0 +1,53 @@
+"""Checks beside the agent's loop: their results as they come, and an honest word when there are none."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+from aegis_elastic.agents.checker import Checker, end_checks, start_checks
+from aegis_elastic.checks.request import CheckRequest
+
+WAIT_S = 60.0
+
+
+def _run(checker: Checker) -> None:
+    while not checker.done:
+        assert select.select([checker], [], [], WAIT_S)[0], "the checks are silent"
+        checker.read()
+
+
+def _request(folder: Path, *checks: str) -> CheckRequest:
+    return CheckRequest(checks=checks, worker="w", node="n", paths={"checkpoint": str(folder)})
+
+
+def test_checks_run_and_their_findings_are_what_did_not_pass(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("no directory")
+    for folder, passes in ((tmp_path, True), (file, False)):
+        checker = Checker(_request(folder, "io"), start_checks(os.environ))
+        _run(checker)
+        (result,) = checker.results
+        assert (result.check_type, result.passed) == ("io", passes), result
+        assert [finding.check for finding in checker.findings()] == ([] if passes else ["io"])
+
+
+def test_checks_that_are_killed_blame_nobodys_hardware(tmp_path: Path) -> None:
+    process = start_checks(os.environ)
+    process.kill()
+    process.wait()
+    checker = Checker(_request(tmp_path, "io", "rdma"), process)
+    _run(checker)
+    assert [result.finding for result in checker.results] == ["io.crashed", "rdma.crashed"]
+    assert {finding.scope for finding in checker.findings()} == {"software"}
+    assert "before this one" in checker.results[0].result
+
+
+def test_checks_that_are_not_wanted_any_more_end(tmp_path: Path) -> None:
+    asked, waiting = start_checks(os.environ), start_checks(os.environ)
+    checker = Checker(_request(tmp_path, "io"), asked)
+    checker.cancel()
+    end_checks(waiting)
+    assert checker.done
+    assert asked.returncode is not None and waiting.returncode is not None
