@@ -13,7 +13,7 @@ from aegis_elastic.agents.inbox import Inbox, Signalled, SignalsToInbox
 def test_items_come_in_order_from_any_thread_and_wake_the_loop() -> None:
     inbox = Inbox()
     assert select.select([inbox], [], [], 0)[0] == []
-    thread = threading.Thread(target=lambda: [inbox.put(number) for number in range(3)])
+    thread = threading.Thread(target=lambda: list(map(inbox.put, range(3))))
     thread.start()
     assert select.select([inbox], [], [], 10)[0] == [inbox]
     thread.join()
