@@ -1,4 +1,4 @@
-"""The proof: the machine that ships is the machine that was checked. `python -m proof`; not part of the wheel.
+"""The proof: the machine that ships is the machine that was checked. `python -m proof`; not in the wheel.
 
 `worlds` bound what can happen to a job, `explore` takes the production `step` through everything that can,
 `properties` say what must hold, `liveness` what must happen in the end, `conform` that TLC's graph of

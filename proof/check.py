@@ -39,7 +39,7 @@ def broken_step(edge: Edge) -> str | None:
 
 
 def broken_birth(world: World, machine: Machine) -> str | None:
-    """Whether a new job begins as it must: Pending, empty, its first order out, waiting for a limited time."""
+    """Whether a new job begins as it must: Pending, empty, its first order out, a limit to its waiting."""
     born = machine.create(world.spec, NOW)
     empty = Status(world.spec, Phase.PENDING, seq_num=1, deadline=NOW + world.spec.join_timeout_s)
     return None if born == empty else "JobIsBorn"

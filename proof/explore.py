@@ -91,7 +91,7 @@ def first_status(world: World, machine: Machine) -> Status:
     s = machine.create(world.spec, NOW)
     if world.formed:
         for name in world.workers[: world.spec.worker_num]:
-            s = machine.step(s, worlds.join(name, 1), NOW).status
+            s = machine.step(s, worlds.join(name, 1, world.features), NOW).status
             s = machine.step(s, worlds.moves(world, s).__next__().event or _never(), NOW).status
     return worlds.canonical(s)
 

@@ -93,7 +93,7 @@ def _arrival(e: Edge) -> bool:
     if e.move.label not in ("Join", "Restart") or a.phase in TERMINAL:
         return True
     was, now = _pod(e)
-    node = f"node-of-{e.move.worker}"
+    node = getattr(e.move.event, "node_name", "")
     dismissed = [type(x) for x in e.transition.effects]
     if any(n.node_name == node for n in a.error_nodes):
         return b is a and dismissed == [Dismiss]

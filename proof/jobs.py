@@ -77,7 +77,7 @@ def _seen(graph: Graph) -> frozenset[str]:
 
 
 def wanted_witnesses() -> frozenset[str]:
-    """What the worlds must have reached together: every phase, event, rule in each of its phases, and target."""
+    """What the worlds must have reached together: phases, events, rules in all their phases and targets."""
     wanted = {phase.value for phase in Phase}
     for rule in RULES:
         wanted |= {f"{rule.name} in {phase.value}" for phase in rule.phases}

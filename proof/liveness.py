@@ -1,8 +1,9 @@
 """What must happen in the end: `p` leads to `q` under weak fairness.
 
 Checked by searching the graph for a fair way to avoid it. A run avoids `q` for ever only inside a strongly
-connected part of the graph without `q`. Such a part is a real counter-example if fairness permits to stay: every fair move is either taken inside it, or is impossible (or
-changes nothing) in some status of it, so that it isn't continuously owed.
+connected part of the graph without `q`. Such a part is a real counter-example if fairness permits to stay:
+every fair move is either taken inside it, or is impossible (or changes nothing) in some status of it, so that
+it isn't continuously owed.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ PHASES: tuple[Model, ...] = (
 
 MESSAGES_INVARIANTS = (
     "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency",
-    "NoFinishDoubleProcessed", "StaleFinishRejected", "WorkerSeqNumBound", "ExactlyOnce", "NoFailureForgotten",
-    "Aligned", "FailedHasReason",
+    "NoFinishDoubleProcessed", "StaleFinishRejected", "WorkerSeqNumBound", "ExactlyOnce",
+    "NoFailureForgotten", "Aligned", "FailedHasReason",
 )  # fmt: skip
 MESSAGES_STEPS = ("MasterSeqNumMonotonic", "CountsDurable")
 MESSAGES_LIVENESS = ("JobEnds", "RecoveryEnds", "NoLostFailure")
@@ -236,12 +236,16 @@ NODES: tuple[Model, ...] = (
         NODES_STEPS, symmetry="Symmetric",
     ),
     *(
-        Model(f"Nodes 2x3/{n}", "Nodes", "safety", nodes_constants(2, 3, n), NODES_INVARIANTS, NODES_STEPS, slow=True)
+        Model(
+            f"Nodes 2x3/{n}", "Nodes", "safety", nodes_constants(2, 3, n), NODES_INVARIANTS, NODES_STEPS,
+            slow=True,
+        )
         for n in (1, 2)
     ),
     Model("Nodes 2x2/0", "Nodes", "liveness", nodes_constants(2, 2, 0, without=_BARE), (), NODES_LIVENESS),
     Model(
-        "Nodes 2x3/1", "Nodes", "liveness", nodes_constants(2, 3, 1, without=_BARE), (), NODES_LIVENESS, slow=True
+        "Nodes 2x3/1", "Nodes", "liveness", nodes_constants(2, 3, 1, without=_BARE), (), NODES_LIVENESS,
+        slow=True,
     ),
     Model(
         "Nodes 2x3/0 up to symmetry", "Nodes", "witness", nodes_constants(2, 3, 0), ("Reached", "Unreached"),

@@ -158,7 +158,7 @@ def _statement(node: ast.AST) -> Iterator[Variant]:
     if not isinstance(body, list):
         return
     for i, inner in enumerate(body):
-        told = isinstance(getattr(inner, "value", None), ast.JoinedStr)
+        told = bool(_aside(inner)) or getattr(getattr(inner, "value", None), "id", "") in _LEFT_ALONE
         stated = isinstance(inner, (ast.Assign, ast.AugAssign)) and not told
         if stated or (isinstance(inner, ast.If) and not inner.orelse):
             yield f"dropped: {ast.unparse(inner).splitlines()[0]}", _forget(i)
@@ -240,6 +240,8 @@ def _aside(node: ast.AST) -> list[ast.AST]:
         return [node.args, *([node.returns] if node.returns else [])]
     if isinstance(node, ast.AnnAssign):
         return [node.annotation]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "names_of":
+        return [node]
     said = isinstance(node, ast.IfExp) and isinstance(node.body, ast.JoinedStr)
     told = isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr)
     return [node] if said or told else []

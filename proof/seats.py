@@ -15,29 +15,32 @@ def _nodes_banished(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile":
         return a.error_nodes == b.error_nodes
-    faulty = [p for p in a.pods if p.faulty] if e.transition.name in ("leave", "exceeded") else []
+    leaves = e.transition.name in ("leave", "exceeded")
+    bad = _bad_nodes(a) if leaves else []
     recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
     told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
-    new = [n.node_name for n in b.error_nodes[len(a.error_nodes) :]]
-    names = [p.node_name for p in faulty]
+    new = b.error_nodes[len(a.error_nodes) :]
     return (
-        recorded == names == new
-        and told == [(p.name, p.uid) for p in faulty]
+        recorded == bad == [n.node_name for n in new]
+        and told == [(p.name, p.uid) for p in (*a.pods, *a.spares) if p.node_name in bad]
         and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
-        and all(
-            n.time == NOW and n.kind == "hardware" and n.reason for n in b.error_nodes[len(a.error_nodes) :]
-        )
+        and all(n.time == NOW and n.kind == "hardware" and n.reason for n in new)
     )
+
+
+def _bad_nodes(s: Status) -> list[str]:
+    return list(dict.fromkeys(p.node_name for p in s.pods if p.faulty))
 
 
 def _faulty_leaves(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
-    faulty = {p.name for p in a.pods if p.faulty}
+    # Whoever shares a faulty node leaves with it.
+    faulty = {p.name for p in a.pods if p.node_name in _bad_nodes(a)}
     if not turn(e, *CHECKED) or not done or not faulty or exceeded(a):
         return e.transition.name != "leave"
     if a.phase is Phase.BOOT_CHECKING:
-        stayed = [p.name for p in b.pods] == [p.name for p in a.pods if not p.faulty]
+        stayed = [p.name for p in b.pods] == [p.name for p in a.pods if p.name not in faulty]
         clean = all(p.finished and not p.failed and p.inner_phase is Phase.PENDING for p in b.pods)
         return b.phase is Phase.PENDING and stayed and clean and b.deadline == NOW + a.spec.join_timeout_s
     if a.entries >= a.spec.recovery_budget:
@@ -67,7 +70,7 @@ def _seats_kept(e: Edge) -> bool:
         return True
     spares = {p.name for p in a.spares}
     for i, was in enumerate(a.pods):
-        empty = was.gone or (e.transition.name == "leave" and was.faulty)
+        empty = was.gone or (e.transition.name == "leave" and was.node_name in _bad_nodes(a))
         if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
             return False
     return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(
@@ -78,7 +81,9 @@ def _seats_kept(e: Edge) -> bool:
 def _nobody_vanishes(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     here = {p.name for p in (*b.pods, *b.spares)}
-    gone = {p.name for p in a.pods if p.gone or p.restarted or p.faulty}
+    bad = _bad_nodes(a) if e.transition.name == "leave" else []
+    gone = {p.name for p in a.pods if p.gone or p.restarted}
+    gone |= {p.name for p in (*a.pods, *a.spares) if p.node_name in bad}
     late = (
         {p.name for p in a.pods if not p.finished}
         if e.transition.name in ("shrink", "independent")
@@ -134,7 +139,7 @@ def _seated(e: Edge) -> bool:
 
 
 def _overdue(e: Edge) -> bool:
-    """Time is up: on without the missing if enough are here; else the end, or independence before training."""
+    """Time is up: on without the missing if enough are here; else the end, or independence at first."""
     a, b = e.before, e.transition.status
     seat = e.transition.name == "seat"
     if (

@@ -128,7 +128,9 @@ def _loss_counted(e: Edge) -> bool:
     if not turn(e, Phase.RUN_COMMAND) or not lost(e.before):
         return True
     b = e.transition.status
-    return b.phase is Phase.RESTARTING and b.entries == 1 and _charged(e, {p.name for p in lost(e.before)})
+    who = {p.name for p in lost(e.before)}
+    told = all(p.last_failed_reason for p in b.pods if p.name in who)
+    return b.phase is Phase.RESTARTING and b.entries == 1 and told and _charged(e, who)
 
 
 def _error_counted(e: Edge) -> bool:

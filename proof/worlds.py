@@ -3,8 +3,8 @@
 A world is a job's specification and a set of features (what its environment may do). Exploring needs finite
 states, so `canonical` forgets what no decision depends on: numbers that only ever grow (seqNum, incarnation,
 step) are put back to a base, uids to the worker's first one, times to "none", "expired" or "to come", and
-texts to whether there is one. That this forgets nothing that matters is itself checked: stale and future messages are
-probed in every state (`properties`), and the phases world is compared with TLC's graph (`conform`).
+texts to whether there is one. That this forgets nothing that matters is itself checked: stale and future
+messages are probed in every state (`facts`), and the phases world is compared with TLC's graph (`conform`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOFTWARE = (Finding("health", "health.timeout", "network"),)
 
 
 class World(NamedTuple):
-    """What is explored. `features` switch kinds of events on (see `moves`); `workers` are those that may join.
+    """What is explored. `features` switch kinds of events on (see `moves`); `workers` may join.
 
     A world `formed` starts with everybody seated, otherwise with an empty job.
     """
@@ -159,13 +159,13 @@ def moves(world: World, s: Status) -> Iterator[Move]:
         if "lost" in on:
             yield Move("Lost", spare.name, Lost(((spare.name, spare.uid),), "killed"))
     if "join" in on:
-        yield from (Move("Join", w, join(w, 2)) for w in world.workers if not _present(s, w))
+        yield from (Move("Join", w, join(w, 2, on)) for w in world.workers if not _present(s, w))
 
 
 def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
     who = pod.name
     if "restart" in on:
-        yield Move("Restart", who, join(who, 2))
+        yield Move("Restart", who, join(who, 2, on))
     if "lost" in on and not pod.gone:
         yield Move("Lost", who, Lost(((who, pod.uid),), "killed"))
     if "independent" in on:
@@ -195,9 +195,10 @@ def address(worker: str) -> str:
     return f"{worker}:1"
 
 
-def join(worker: str, life: int) -> Join:
-    """First contact of that life of a worker; every worker has a node of its own."""
-    return Join(worker, f"{worker}.{life}", f"node-of-{worker}", "", 1)
+def join(worker: str, life: int, on: frozenset[str] = frozenset()) -> Join:
+    """First contact of that life of a worker; every worker has a node of its own, or all share one."""
+    node = "node-of-all" if "shared" in on else f"node-of-{worker}"
+    return Join(worker, f"{worker}.{life}", node, "", 1)
 
 
 def finish(s: Status, pod: PodInfo, *, findings: tuple[Finding, ...] = (), store: str = "") -> Finish:
@@ -259,8 +260,9 @@ SMALL: tuple[World, ...] = (
     _world("small outage", spec(2, 1, budget=1), 2, "finish lost error independent ended", formed=True),
     phases(2, 1),
     _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),
-    _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire"),
-    _world("small faulty", spec(2, 1, budget=1), 3, "finish hardware join", formed=True),
+    _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire quit"),
+    _world("shared node", spec(2, 1, budget=1), 3, "finish hardware join error shared", formed=True),
+    _world("small faulty", spec(2, 1, budget=1), 3, "finish hardware join error", formed=True),
     _world("crowd", spec(3, 1, least=2, budget=1), 3, "finish lost error expire", formed=True),
     _world("small spares", spec(2, 0, budget=1), 3, "finish together lost join", formed=True),
 )
