@@ -118,7 +118,7 @@ def test_three_faults_of_any_kind_come_out_as_the_twin_says(data: st.DataObject)
 
 
 def sizes(small: Iterable[int]) -> list[object]:
-    """All of 4 to 64 in `make full`, some of them always. Below 4, two faults of three links look the same."""
+    """All of 4 to 64 in `make full`, some always. Among three nodes a broken one looks like two links."""
     some = set(small)
     return [pytest.param(n, marks=() if n in some else pytest.mark.full) for n in range(4, 65)]
 
