@@ -28,8 +28,10 @@ STEP_S = 0.05
 
 MAIN = time.monotonic()
 RANK = int(os.environ["RANK"])
-LIFE = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-_FILE = os.open(FOLDER / f"{RANK}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+_PATH = FOLDER / f"{RANK}.jsonl"
+# not TORCHELASTIC_RESTART_COUNT: torchrun counts on each node for itself
+LIFE = _PATH.read_text().count('"start"') if _PATH.exists() else 0
+_FILE = os.open(_PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def stamp(what: str, at: float | None = None) -> None:

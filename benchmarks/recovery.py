@@ -160,11 +160,12 @@ def _launch(launcher: str, fault: str, shape: Shape, folder: Path) -> list[subpr
 
 def _strike_when_ready(launcher: str, world: int, folder: Path) -> None:
     """Let the training settle, as it has long before most faults; with warm spares, until they are there."""
+    nodes = len(list(folder.glob("launch*.log")))
 
     def ready() -> bool:
         trains = sum(stamp.what == "step" for stamp in _stamps(folder)) == world
         said = "".join(file.read_text(errors="replace") for file in folder.glob("launch*.log"))
-        return trains and (launcher != "aegis-run" or said.count("warm spare of local rank") >= world)
+        return trains and (launcher != "aegis-run" or said.count("warm spares ready: ") >= nodes)
 
     deadline = time.monotonic() + READY_TIMEOUT_S
     while not ready():

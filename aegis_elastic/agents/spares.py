@@ -197,10 +197,9 @@ class Spares:
         if isinstance(event, Held):
             spare.held = True
             self._failures = 0
-            logger.info(
-                "warm spare of local rank %d is ready: %d modules in %.1f s, %d held",
-                *(local_rank, event.modules, event.seconds, self.held),
-            )
+            if self.held == len(self._passed & self._running.keys()):
+                how = self.held, event.modules, event.seconds
+                logger.info("warm spares ready: %d (%d modules in %.1f s)", *how)
         else:
             del self._spares[local_rank]
             self._failures += 1

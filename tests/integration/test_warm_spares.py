@@ -24,7 +24,7 @@ if life < lives:
         raise ValueError(f"fault of life {life}")
     signal.pause()
 """
-READY = "warm spare of local rank"
+READY = "warm spares ready: "
 
 
 def script(folder: Path) -> tuple[Path, Path]:
@@ -40,8 +40,8 @@ def pids(marks: Path, life: int, ranks: int = 2) -> set[int]:
     return {int(file.read_text()) for file in files}
 
 
-def wait_spares(launch: Launch, count: int) -> None:
-    wait_for(lambda: launch.output.count(READY) == count, f"{count} spares in all")
+def wait_spares(launch: Launch, nth: int) -> None:
+    wait_for(lambda: launch.output.count(READY) == nth, f"spares for the start number {nth}")
 
 
 def test_a_failed_job_goes_on_in_the_processes_that_were_held(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_failed_job_goes_on_in_the_processes_that_were_held(tmp_path: Path) ->
         launch = job.start(path, str(marks), "2")
         first = pids(marks, 0)
         for life in (0, 1):
-            wait_spares(launch, 2 * life + 2)
+            wait_spares(launch, life + 1)
             held = {pid for pid, env in job.processes().items() if "AEGIS_WORKER_ROOM" in env}
             assert len(held) == 2
             assert len(job.ranks()) == 2, "a spare is no rank"
@@ -77,7 +77,7 @@ def test_a_second_crash_before_there_are_spares_is_a_cold_start(tmp_path: Path) 
     path, marks = script(tmp_path)
     with Job(tmp_path, nproc=2, env={"AEGIS_WARM_SPARES": "on"}, flags=["--aegis-bootcheck", "off"]) as job:
         launch = job.start(path, str(marks), "2")
-        wait_spares(launch, 2)
+        wait_spares(launch, 1)
         for life in range(3):
             pids(marks, life)
             (marks / f"go-{life}").touch()
