@@ -72,7 +72,7 @@ class CheckRequest(msgspec.Struct, frozen=True, rename="camel"):
     budgets_s: dict[str, float] = {}
     baseline: dict[str, Scalar] = {}
     rdma_root: str = "/sys/class/infiniband"
-    slow_factor: float = 2.0
+    slow_factor: float = 1.12
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.checks).union(self.budgets_s).difference(ALL))

@@ -44,33 +44,15 @@ def process_group(
     `kind` names the check: each has its own keys in the store. Any error of torch inside the body counts as
     the group's.
     """
-    store = _meet(world, kind, rank, size, budget_s * PEERS_SHARE, note)
-    device = torch.device("cpu")
-    note("forming the process group")
-    try:
-        if world.device == "cuda":
-            device = torch.device("cuda", device_index)
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            backend="nccl" if world.device == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=budget_s * OPERATION_SHARE),
-        )
-        note("in the process group")
+    store = connect(world, kind, budget_s * PEERS_SHARE, note)
+    meet(store, rank, size, budget_s * PEERS_SHARE, note)
+    timeout_s, leave_s = budget_s * OPERATION_SHARE, budget_s * LEAVE_SHARE
+    with formed(store, world.device, rank, size, device_index, timeout_s, leave_s, note) as device:
         yield device
-        if world.device == "cuda":
-            torch.cuda.synchronize()
-    except RuntimeError as error:  # torch's DistError family is one, and gloo raises it bare
-        raise WorldError("failed", _first_line(error)) from error
-    finally:
-        _leave(store, size, budget_s * LEAVE_SHARE)
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
-def _meet(world: World, kind: str, rank: int, size: int, timeout_s: float, note: Note) -> Store:
+def connect(world: World, kind: str, timeout_s: float, note: Note) -> Store:
+    """A client of the world's store that sees only the keys of `kind`. Raises `WorldError` "store"."""
     where = f"{world.master_addr}:{world.master_port}"
     note(f"connecting to the store at {where}")
     try:
@@ -84,25 +66,71 @@ def _meet(world: World, kind: str, rank: int, size: int, timeout_s: float, note:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout_s),
         )
-        store = PrefixStore(f"aegis/check/{world.tag}/{kind}", base)
+    except (OSError, RuntimeError) as error:
+        raise WorldError("store", f"cannot reach the store at {where}: {first_line(error)}") from error
+    return PrefixStore(f"aegis/check/{world.tag}/{kind}", base)
+
+
+def meet(store: Store, rank: int, size: int, timeout_s: float, note: Note) -> None:
+    """Wait until all `size` peers are here. Raises `WorldError` "missing_peer", saying who isn't."""
+    note(f"waiting for {size} peers")
+    try:
         store.set(f"here/{rank}", "1")
         if store.add("here", 1) == size:
             store.set("complete", "1")
-    except (OSError, RuntimeError) as error:
-        raise WorldError("store", f"cannot reach the store at {where}: {_first_line(error)}") from error
-    note(f"waiting for {size} peers")
+    except RuntimeError as error:
+        raise WorldError("store", f"lost the store while meeting: {first_line(error)}") from error
     try:
         store.wait(["complete"], timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise WorldError("missing_peer", _absent(store, size, timeout_s, error)) from error
-    return store
+
+
+@contextmanager
+def formed(
+    store: Store,
+    device_type: str,
+    rank: int,
+    size: int,
+    device_index: int,
+    timeout_s: float,
+    leave_s: float,
+    note: Note,
+) -> Iterator[torch.device]:
+    """The process group itself, among peers that are there; `timeout_s` for each operation.
+
+    Raises `WorldError` "failed".
+    """
+    device = torch.device("cpu")
+    note("forming the process group")
+    try:
+        if device_type == "cuda":
+            device = torch.device("cuda", device_index)
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            backend="nccl" if device_type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        note("in the process group")
+        yield device
+        if device_type == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError as error:  # torch's DistError family is one, and gloo raises it bare
+        raise WorldError("failed", first_line(error)) from error
+    finally:
+        _leave(store, size, leave_s)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _absent(store: Store, size: int, timeout_s: float, error: RuntimeError) -> str:
     try:
         missing = [str(peer) for peer in range(size) if not store.check([f"here/{peer}"])]
     except RuntimeError:
-        return f"lost the store while waiting for peers: {_first_line(error)}"
+        return f"lost the store while waiting for peers: {first_line(error)}"
     more = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
     return f"{', '.join(missing[:_NAMED_MAX])}{more} of {size} did not come within {timeout_s:g} s"
 
@@ -117,5 +145,6 @@ def _leave(store: Store, size: int, timeout_s: float) -> None:
         return
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without torch's stack."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -17,6 +17,10 @@ BOOT_CHECKS = {"off": (), "env": ("env", "gpu"), "full": ("env", "gpu", "health"
 # Clues (found by the agent in exit codes, exceptions and log lines) that point at communication.
 COMMUNICATION_CLUES = frozenset({"collective_timeout", "network", "hang", "slow", "cause_unknown"})
 
+# Found by `core.localize`: every explanation of what failed among the nodes has this one. Any other failure
+# of a collective is no proof against the node that reports it.
+LOCALISED_NODE = "allreduce_connection.node"
+
 
 class Verdict(msgspec.Struct, frozen=True, rename="camel"):
     """What the findings amount to: the fault's class, the level that answers it, the code that decided."""
@@ -40,6 +44,8 @@ def _judge_one(finding: Finding) -> Verdict:
     code = finding.finding or f"{finding.check}.failed"
     if finding.scope == "hardware" and finding.check in ("gpu", "rdma"):
         return Verdict("hardware", 3, code, f"{finding.check} check: {code}: the node must leave")
+    if finding.scope == "hardware" and code == LOCALISED_NODE:
+        return Verdict("hardware", 3, code, f"{finding.check} check: {code}: no group forms with this node")
     if finding.check == "runtime" or (finding.check == "io" and finding.scope in ("node", "hardware")):
         return Verdict(
             "container", 2, code, f"{finding.check} check: {code}: the container's surroundings are broken"

@@ -91,7 +91,7 @@ def test_a_node_that_never_comes_is_named_by_the_others(store: TCPStore) -> None
     for found in ask_all(requests):
         connection, health = found["allreduce_connection"], found["health"]
         assert (connection.finding, connection.scope) == ("allreduce_connection.missing_peer", "network")
-        assert "node rank 2 of 3 did not come within 2 s" in connection.result
+        assert "node rank 2 of 3 did not come within 1.4 s" in connection.result
         assert health.finding == "health.missing_peer"
         assert "rank 2 of 3 did not come" in health.result
 
@@ -107,7 +107,8 @@ def test_a_network_interface_that_is_not_there_breaks_the_group(store: TCPStore)
     requests = [{"checks": ["allreduce_connection"], "world": world(store, 2, 1, node)} for node in range(2)]
     for found in ask_all(requests, {"GLOO_SOCKET_IFNAME": "nosuch0"}):
         result = found["allreduce_connection"]
-        assert (result.finding, result.scope) == ("allreduce_connection.failed", "network")
+        # Two nodes that can't talk: nobody can tell whose fault it is, but what each saw is said.
+        assert (result.finding, result.scope) == ("allreduce_connection.ambiguous", "unknown")
         assert "nosuch0" in result.result
 
 

@@ -57,6 +57,9 @@ def test_the_limit_survives_that_many_failures_and_not_one_more(limit: int) -> N
         ((Finding("io", "io.timeout", "node"),), "container", 2),
         ((Finding("io", "io.full", "unknown"), Finding("gpu", "gpu.lost", "hardware")), "hardware", 3),
         ((Finding("allreduce_performance", "slow", "slow"),), "unknown", 1),
+        ((Finding("allreduce_connection", "allreduce_connection.node", "hardware"),), "hardware", 3),
+        ((Finding("allreduce_connection", "allreduce_connection.link", "network"),), "unknown", 1),
+        ((Finding("allreduce_connection", "allreduce_connection.ambiguous", "unknown"),), "unknown", 1),
     ],
 )
 def test_levels(findings: tuple[Finding, ...], fault_class: str, level: int) -> None:
@@ -64,7 +67,7 @@ def test_levels(findings: tuple[Finding, ...], fault_class: str, level: int) -> 
     assert (verdict.fault_class, verdict.level) == (fault_class, level)
 
 
-def test_only_hardware_that_its_own_check_found_makes_a_node_leave() -> None:
+def test_only_hardware_that_its_own_check_has_named_makes_a_node_leave() -> None:
     for check in ("io", "runtime", "health", "hang", "allreduce_connection", "allreduce_performance", "env"):
         assert judge((Finding(check, "x", "hardware"),)).level < 3
 
