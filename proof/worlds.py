@@ -158,6 +158,8 @@ def moves(world: World, s: Status) -> Iterator[Move]:
     for spare in s.spares:
         if "lost" in on:
             yield Move("Lost", spare.name, Lost(((spare.name, spare.uid),), "killed"))
+        if "join" in on:
+            yield Move("Join", spare.name, join(spare.name, 2, on))
     if "join" in on:
         yield from (Move("Join", w, join(w, 2, on)) for w in world.workers if not _present(s, w))
 
