@@ -31,7 +31,8 @@ from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, Phase, PodInfo, S
 
 # The base to which growing numbers are put back, and the instant at which every event happens.
 SEQ, INCARNATION, STEP, NOW = 10, 5, 100, 1.0
-EXPIRED = 0.5
+# The very instant: a deadline binds when it is reached, not after it.
+EXPIRED = NOW
 
 HARDWARE = (Finding("gpu", "gpu.missing", "hardware"),)
 SOFTWARE = (Finding("health", "health.timeout", "network"),)
