@@ -330,6 +330,8 @@ class AegisElasticAgent(NodeBody):
             return True
         if ours is None or order.incarnation < ours.incarnation or self._ranks is None:
             return False
+        if self._ledger.knows(ours.incarnation):
+            return False  # We are on the way to the next one, which the plane can't know of yet.
         self._alone = False
         self._ledger.settle(order.incarnation)
         self._narrate("the control plane is back: training is protected again")

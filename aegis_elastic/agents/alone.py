@@ -39,10 +39,14 @@ class Ledger:
 
     def add(self, end: IndependentEnd) -> bool:
         """Note an end; False if it was known."""
-        if any(known.incarnation == end.incarnation for known in self._ends):
+        if self.knows(end.incarnation):
             return False
         self._ends = (*self._ends, end)
         return True
+
+    def knows(self, incarnation: int) -> bool:
+        """Whether this incarnation is known to have ended without the plane."""
+        return any(end.incarnation == incarnation for end in self._ends)
 
     def settle(self, incarnation: int) -> None:
         """The plane is at this incarnation: what came before is in its accounts."""

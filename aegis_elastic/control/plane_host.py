@@ -80,7 +80,7 @@ class PlaneHost:
         narrate: Callable[[str], None],
         embryo: Embryo | None = None,
     ) -> None:
-        """`embryo`: a plane started ahead; if it isn't used, it is its maker's to discard."""
+        """`embryo`: a plane started ahead; `open` discards it if it isn't used."""
         self._config = config
         self._embryo = embryo
         self._restarts_left = restarts_max
@@ -97,6 +97,10 @@ class PlaneHost:
     def open(self) -> None:
         """Start the plane, or take up the one that is there. PortTaken, PlaneFailed."""
         self._take()
+        if self._embryo is not None:
+            # There was a plane: this one would idle for as long as the job runs.
+            self._embryo.discard()
+            self._embryo = None
         self._thread = threading.Thread(target=self._watch, name="aegis-plane-host", daemon=True)
         self._thread.start()
 

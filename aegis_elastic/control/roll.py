@@ -12,7 +12,7 @@ from aegis_elastic.checks.request import Scalar
 from aegis_elastic.checks.summary import summarise
 from aegis_elastic.core.attribution import Evidence
 from aegis_elastic.core.events import Error, Finish
-from aegis_elastic.core.liveness import Contact, Judgement, Patience, judge
+from aegis_elastic.core.liveness import Contact, Judgement, Patience, is_closed, judge
 from aegis_elastic.core.model import Status
 
 
@@ -51,7 +51,7 @@ class Roll:
         return any(
             contact.worker == worker
             and uid != other_than
-            and contact.closed_s is None
+            and not is_closed(contact)
             and contact.heard_s >= since_s
             for uid, contact in self._contacts.items()
         )
@@ -59,7 +59,7 @@ class Roll:
     @property
     def connected(self) -> int:
         """How many agents there are whose connection is not known to be closed."""
-        return sum(contact.closed_s is None for contact in self._contacts.values())
+        return sum(not is_closed(contact) for contact in self._contacts.values())
 
     def heard(self, uid: str, seq_num: int, now_s: float) -> bool:
         """A report came over the bus; returns whether it is the first one of this life of the agent."""
@@ -67,7 +67,7 @@ class Roll:
         if contact is None:
             return False
         first = uid not in self._acknowledged
-        self._contacts[uid] = contact._replace(heard_s=now_s, closed_s=None)
+        self._contacts[uid] = contact._replace(heard_s=now_s)
         self._acknowledged[uid] = seq_num
         return first
 

@@ -10,20 +10,24 @@ they.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 CLEAN_CLOSE = "Client Closed"
 # After its own restart a master doesn't know who has gone in the meantime: it asks everybody to show up
 # again.
+# What loses everybody at once is not told of everybody at the very same moment.
+TOGETHER_S = 2.0
 AWAY = "not back after the master's restart"
 
 
 class Contact(NamedTuple):
     """What the master knows of one agent's life. Times on the master's monotonic clock, in seconds.
 
-    `closed_s`: when its bus connection was closed, None while it is open or unknown; `closed_why` is the
-    server's word for it. `peers_saw_s`: when it was last seen over the training network.
+    `closed_s`: when a bus connection of its was closed last, None if never; heard of later than that, it has
+    come back. `closed_why` is the server's word for it. `peers_saw_s`: when it was last seen over the
+    training network.
     """
 
     worker: str
@@ -64,20 +68,21 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
     suspects: set[str] = set()
     silent: list[Contact] = []
     next_s = float("inf")
-    away = sum(_is_closed(contact) for contact in known)
+    closings = sorted(contact.closed_s for contact in known if contact.closed_s is not None)
     # If nobody at all has come back, it is the plane that can't be reached: no reason to miss anyone.
-    somebody = away < len(known)
+    somebody = not all(is_closed(contact) for contact in known)
     for contact in known:
-        if _is_closed(contact):
+        if is_closed(contact):
             assert contact.closed_s is not None
+            # A bus that hung or was cut off loses everybody at once, and they come back one by one.
+            together = _plane_in_trouble(_count_near(closings, contact.closed_s), len(known))
             confirm_s = contact.closed_s + _confirm_s(contact, patience)
-            if _plane_in_trouble(away, len(known)):
-                # A bus that hung or was cut off loses everybody at once: they need the time to come back.
+            if together:
                 confirm_s = max(confirm_s, contact.closed_s + patience.away_s)
             seen_since = contact.peers_saw_s > contact.closed_s + patience.hindsight_s
             if contact.closed_why == AWAY and not somebody:
                 continue
-            if contact.closed_why == CLEAN_CLOSE or not seen_since:
+            if not seen_since or (contact.closed_why == CLEAN_CLOSE and not together):
                 if now_s >= confirm_s:
                     reason = f"its connection is gone: {contact.closed_why}"
                     lost.append((contact.worker, contact.uid, reason))
@@ -101,7 +106,14 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
     return Judgement(tuple(lost), frozenset(suspects), frozenset(unreachable), next_s)
 
 
-def _is_closed(contact: Contact) -> bool:
+def _count_near(closings: Sequence[float], closed_s: float) -> int:
+    """How many connections were closed at about that time, whether they have come back since or not."""
+    first = bisect.bisect_left(closings, closed_s - TOGETHER_S)
+    return bisect.bisect_right(closings, closed_s + TOGETHER_S) - first
+
+
+def is_closed(contact: Contact) -> bool:
+    """Whether its connection was closed and nothing has been heard of it since."""
     return contact.closed_s is not None and contact.heard_s <= contact.closed_s
 
 

@@ -81,6 +81,20 @@ def test_most_connections_gone_together_get_the_time_to_come_back() -> None:
     assert lost(contacts, 20.0) == {"a", "b"}
 
 
+def test_who_comes_back_first_does_not_make_the_others_late() -> None:
+    """A bus that hung closes both connections of a job of two; one is back at once, the other later."""
+    both = [
+        contact(worker, 9.0, closed_s=10.0 + late_s, closed_why=CLEAN_CLOSE)
+        for worker, late_s in zip("ab", (0, 1.2), strict=True)
+    ]
+    contacts = [both[0]._replace(heard_s=11.0), both[1]]
+    assert lost(contacts, 14.0) == set()
+    assert lost(contacts, 10.0 + 1.2 + PATIENCE.away_s) == {"b"}
+    # Seen over the training network meanwhile, it is merely late.
+    seen = [contacts[0], both[1]._replace(peers_saw_s=14.0)]
+    assert lost(seen, 22.0) == set()
+
+
 def test_after_its_own_restart_a_master_misses_only_who_is_late_when_others_have_come() -> None:
     away = [contact(worker, 0.0, closed_s=0.0, closed_why=AWAY) for worker in "abc"]
     assert judge(away, 500.0, PATIENCE).lost == ()

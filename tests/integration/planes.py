@@ -36,13 +36,15 @@ def steps_of(folder: Path, rank: int) -> int:
 
 def plane_processes(job: Job) -> dict[str, int]:
     """`supervisor`, `master`, `nats` -> pid, of those that live."""
-    found: dict[str, int] = {}
-    for pid in job.processes():
-        words = _words(pid)
-        if words and words[0].endswith("nats-server"):
-            # Launchers start a plane ahead, in vain if there is one: the one that leads has children.
-            found |= {"nats": pid, "supervisor": parent_of(pid)}
-        if len(words) > 2 and words[2] == "aegis_elastic.control.main":
+    running = {pid: _words(pid) for pid in job.processes()}
+    # Launchers start a plane ahead, in vain if there is one: the one that counts has a nats-server.
+    nats = [pid for pid, words in running.items() if words and words[0].endswith("nats-server")]
+    if not nats:
+        return {}
+    found = {"nats": nats[0], "supervisor": parent_of(nats[0])}
+    for pid, words in running.items():
+        ours = parent_of(pid) == found["supervisor"]
+        if ours and len(words) > 2 and words[2] == "aegis_elastic.control.main":
             found["master"] = pid
     return found
 
