@@ -91,7 +91,7 @@ class Guard(Protocol):
 
     def events(self) -> list[Event]: ...
 
-    def stop(self, grace_s: float, signum: int = ...) -> None: ...
+    def stop(self, grace_s: float, signum: int = ..., patient: bool = ...) -> None: ...
 
     def signal(self, signum: int) -> None: ...
 
@@ -277,7 +277,11 @@ class NodeBody(SeamAgent):
         if not self._ranks.stopping:
             self._ranks.stopping = True
             self._stop_began_s = time.monotonic()
-            self._guard.stop(self._set.fault_grace_s if grace_s is None else grace_s)
+            if grace_s is None:
+                # training is to begin again: nobody is waited for who doesn't hear that it ends
+                self._guard.stop(self._set.fault_grace_s, patient=False)
+            else:
+                self._guard.stop(grace_s)
 
     def _on_stopped(self) -> None:
         assert self._ranks is not None

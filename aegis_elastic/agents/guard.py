@@ -53,6 +53,7 @@ if TYPE_CHECKING or __name__ != "__main__":
         SpawnFailed,
         descendants,
         fork_rank,
+        ignores,
         prctl,
         programs_of,
         send_signal,
@@ -70,6 +71,7 @@ else:
         SpawnFailed,
         descendants,
         fork_rank,
+        ignores,
         prctl,
         programs_of,
         send_signal,
@@ -194,7 +196,7 @@ class Guard:
             elif operation == "signal":
                 self._signal_ranks(command["signum"])
             elif operation == "stop":
-                self._stop(command["signum"], command["grace_s"])
+                self._stop(command["signum"], command["grace_s"], command["patient"])
             elif operation == "hold":
                 self._spares.hold(command["spare"], command["rank"])
             elif operation == "drop":
@@ -278,12 +280,14 @@ class Guard:
         told = [pid for rank in self._alive() for pid in programs_of(rank.pid)]
         return [pid for pid in told if send_signal(pid, signum)]
 
-    def _stop(self, signum: int, grace_s: float) -> None:
+    def _stop(self, signum: int, grace_s: float, patient: bool) -> None:
         if self._phase == KILL:
             return  # already the strongest form; its "stopped" is on the way
         if grace_s > 0:
             self._phase, self._deadline_s = TERM, time.monotonic() + grace_s
             self._asked = self._signal_ranks(signum)
+            if not patient:
+                self._asked = [pid for pid in self._asked if not ignores(pid, signum)]
         else:
             self._begin_kill()
 
@@ -295,7 +299,7 @@ class Guard:
     def _asked_are_gone(self) -> bool:
         """The grace is for the ranks and their programs (a wrapper may be gone long before what it wrapped):
         whatever else they left behind is not waited for."""
-        if self._alive():
+        if any(rank.pid in self._asked for rank in self._alive()):
             return False
         tree = descendants(os.getpid())
         return all(tree.get(pid, "Z") == "Z" for pid in self._asked)

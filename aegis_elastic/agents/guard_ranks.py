@@ -102,6 +102,16 @@ def _command(pid: str) -> bytes:
         return file.read(4096)
 
 
+def ignores(pid: int, signum: int) -> bool:
+    """Whether the process has that signal ignored, so that it can't even know of it."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            masks = [line.split()[1] for line in file.read(65536).splitlines() if line.startswith(b"SigIgn:")]
+    except OSError:
+        return False  # it ended: nothing will be waited for
+    return bool(masks) and bool(int(masks[0], 16) >> (signum - 1) & 1)
+
+
 class Rank:
     """One training process: direct child, leader of its own session and process group."""
 

@@ -87,7 +87,8 @@ def _add_protection(add: _Adder) -> None:
     )
     add(
         "fault-grace-s",
-        "Seconds that the other ranks have between SIGTERM and SIGKILL after a failure. The default is 1. "
+        "Seconds that the other ranks have between SIGTERM and SIGKILL after a failure; ranks that ignore "
+        "SIGTERM have none. The default is 1. "
         "(--shutdown-timeout governs signals that you send and the end of the job.)",
         1.0,
         type=_seconds(at_least_zero=True),

@@ -227,3 +227,26 @@ def test_the_join_secret_is_not_in_the_guards_environment(monkeypatch: pytest.Mo
         assert b"hush-7f3a" not in Path(f"/proc/{guard.pid}/environ").read_bytes()
     finally:
         guard.close()
+
+
+def test_an_impatient_stop_waits_for_nobody_who_ignores_the_signal(
+    guard: GuardClient, tmp_path: Path
+) -> None:
+    """It can't know that its time runs. Whoever hears it has the grace, and with it everybody."""
+    listening = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), open(sys.argv[2], 'w'), sys.exit(0)))\n"
+        "open(sys.argv[1], 'w').write('x')\n"
+        "while True: signal.pause()"
+    )
+    ready, ended_well = tmp_path / "ready", tmp_path / "ended-well"
+    guard.spawn(0, [stubborn(0, tmp_path / "family")])
+    wait_family(tmp_path / "family")
+    guard.stop(grace_s=PATIENCE_S, patient=False)
+    assert wait_stopped(guard)[1].generation == 0
+    guard.spawn(1, [stubborn(0, tmp_path / "next"), rank(1, *python(listening, str(ready), str(ended_well)))])
+    wait_family(tmp_path / "next")
+    wait_files(ready)
+    guard.stop(grace_s=PATIENCE_S, patient=False)
+    assert wait_stopped(guard)[1].generation == 1
+    assert ended_well.exists()
