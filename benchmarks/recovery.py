@@ -125,11 +125,12 @@ def measure(launcher: str, fault: str, shape: Shape) -> Parts:
                 _prove(folder, life)
             return parts_of(_stamps(folder), world, life)
         except (ValueError, subprocess.TimeoutExpired) as error:
-            for process in processes:
-                _end(process)
             said = "\n".join(file.read_text() for file in sorted(folder.glob("*.log")))
             tail = "\n".join(said.splitlines()[-25:])
             raise RecoveryFailed(f"{launcher} did not recover: {error}\n{tail}") from error
+        finally:
+            for process in processes:
+                _end(process)
 
 
 def _launch(launcher: str, fault: str, shape: Shape, folder: Path) -> list[subprocess.Popen[bytes]]:
