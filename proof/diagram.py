@@ -14,6 +14,7 @@ from aegis_elastic.core.model import Phase
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _WIDTH, _HEIGHT, _BOX = 1060, 500, (150, 46)
+_HALO = 'stroke="#fff" stroke-width="4" paint-order="stroke"'
 # Where the phases stand: the good way along the top, recovery below, the ends at the right.
 _AT: dict[Phase, tuple[int, int]] = {
     Phase.PENDING: (110, 90),
@@ -107,15 +108,17 @@ def _arrow(source: Phase, target: Phase, labels: list[str]) -> list[str]:
     length = math.hypot(x2 - x1, y2 - y1)
     # Bent to the left of its direction, so that there and back don't lie on each other.
     bend = 46 if (target, source) in arrows() else 0
+    # The one that would run through the boxes between goes over them.
+    bend = 120 if (source, target) == (Phase.PENDING, Phase.SUCCEED) else bend
     mx, my = (x1 + x2) / 2 + bend * (y2 - y1) / length, (y1 + y2) / 2 - bend * (x2 - x1) / length
     (sx, sy), (tx, ty) = _edge_point(source, (mx, my)), _edge_point(target, (mx, my))
     lx, ly = (sx + 2 * mx + tx) / 4, (sy + 2 * my + ty) / 4
     curve = f"M{sx:.0f} {sy:.0f}Q{mx:.0f} {my:.0f} {tx:.0f} {ty:.0f}"
     path = f'<path d="{curve}" fill="none" stroke="#445" marker-end="url(#tip)"/>'
     text = escape(", ".join(labels))
-    label = (
-        f'<text x="{lx:.0f}" y="{ly - 5:.0f}" text-anchor="middle" font-size="12" fill="#226">{text}</text>'
-    )
+    # Under an arrow that runs back along a row, over all others.
+    spot = f'x="{lx:.0f}" y="{ly + (15 if y1 == y2 and x2 < x1 else -5):.0f}"'
+    label = f'<text {spot} text-anchor="middle" font-size="12" fill="#226" {_HALO}>{text}</text>'
     return [path, label]
 
 

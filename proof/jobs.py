@@ -81,20 +81,12 @@ def wanted_witnesses() -> frozenset[str]:
     wanted = {phase.value for phase in Phase}
     for rule in RULES:
         wanted |= {f"{rule.name} in {phase.value}" for phase in rule.phases}
-        wanted |= {f"{rule.name} -> {phase.value}" for phase in rule.to}
+        wanted |= {f"{rule.name}: {source.value} -> {to.value}" for source in rule.phases for to in rule.to}
     moves = (
         "Reconcile", "Quit", "Expire", "LostTogether", "Restart", "Lost", "Join", "Independent",
         "IndependentEnd", "Finish", "Error", "Offer", "FinishFaulty", "FinishBad",
     )  # fmt: skip
     return frozenset(wanted) | frozenset(moves) | {"shrink", "independent"}
-
-
-def reached(seen: frozenset[str]) -> frozenset[str]:
-    """The same with the rules' targets, whatever the phase they were reached from."""
-    targets = {
-        f"{text.split(':')[0]} -> {text.split(' -> ')[1]}" for text in seen if ":" in text and " -> " in text
-    }
-    return seen | targets
 
 
 def promises(world: World, asked: tuple[str, ...], absent: bool) -> Row:

@@ -264,6 +264,7 @@ SMALL: tuple[World, ...] = (
     phases(2, 1),
     _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),
     _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire quit"),
+    _world("three independent", spec(3, 0, budget=1), 3, "finish lost error expire", formed=True),
     _world("shared node", spec(2, 1, budget=1), 3, "finish hardware join error shared", formed=True),
     _world("small faulty", spec(2, 1, budget=1), 3, "finish hardware join error", formed=True),
     _world("crowd", spec(3, 1, least=2, budget=1), 3, "finish lost error expire", formed=True),
