@@ -1,43 +1,31 @@
 """The GPUs as NVIDIA's management library sees them, through nvidia-ml-py.
 
-Every probe asks one question about one card and answers with a problem or nothing; a card or driver that
-doesn't know the question is no problem. NVML calls can hang for ever on a dead card: that is what the budget
-is for.
+Every probe asks one kind of question about one card and answers with problems; a card or driver that doesn't
+know the question is no problem (`nvml.ask`). Each problem carries a code, whose fault it is, and the vendor's
+advice; the gravest decides. NVML calls can hang for ever on a dead card: that is what the budget is for.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import pynvml
 
+from aegis_elastic.checks import gpu_faults, gpu_links, gpu_memory, gpu_speed, gpu_tenants
 from aegis_elastic.checks.frame import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.kernel_log import address
+from aegis_elastic.checks.nvml import Card, Problem, ask
 from aegis_elastic.checks.request import CheckRequest
 
-_UNKNOWN_QUESTION = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-_ARGUMENT_VERSION_MISMATCH = 25  # older nvidia-ml-py has no name for it
-
-# The driver's own advice (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION).
-_RECOVERY_ACTIONS = {
-    1: "reset the GPU",
-    2: "reboot the node",
-    3: "drain peer-to-peer work",
-    4: "drain and reset",
-}
-
-
-class Problem(NamedTuple):
-    """A finding about one card: code, whose fault, and words for a person."""
-
-    finding: str
-    scope: str
-    text: str
+PROBES = (*gpu_memory.PROBES, *gpu_speed.PROBES, *gpu_links.PROBES)
 
 
 def check(request: CheckRequest, note: Note) -> Outcome:
-    """Count the cards and put every probe to each; passes, saying so, if none is there or expected."""
+    """Count the cards and put every probe to each; passes, saying so, if none is there or expected.
+
+    Details: "count", "driver", "name", "advice" (of the gravest finding), "gpu3" (its findings' codes), and
+    what was read as "gpu3.<fact>"; `request.baseline` is the details of an earlier result.
+    """
     expected = request.expected_gpus or 0
     note("initialising NVML")
     try:
@@ -47,27 +35,57 @@ def check(request: CheckRequest, note: Note) -> Outcome:
     note("counting the GPUs")
     count = int(pynvml.nvmlDeviceGetCount())
     details: dict[str, Scalar] = {"count": count, "driver": driver_version()}
-    problems: list[Problem] = []
+    problems: list[tuple[int | None, Problem]] = []
     if count < expected:
-        problems.append(Problem("gpu.missing", "hardware", f"{count} of {expected} GPUs are there"))
+        missing = Problem("gpu.missing", "hardware", f"{count} of {expected} GPUs are there", "drain")
+        problems.append((None, missing))
+    cards: list[Card] = []
     for index in range(count):
         note(f"asking GPU {index}")
-        found = _examine(index, details)
-        if found:
-            details[f"gpu{index}"] = ", ".join(problem.finding for problem in found)
-        problems += [problem._replace(text=f"GPU {index} {problem.text}") for problem in found]
+        try:
+            cards.append(_open(index, request.baseline, details))
+        except pynvml.NVMLError as error:
+            problems.append((index, _error(error)))
+    events = gpu_faults.Events(cards)
+    for card in cards:
+        note(f"asking GPU {card.index}")
+        problems += [(card.index, problem) for problem in _examine(card, request)]
+    problems += gpu_links.compare_links(cards).items()
+    note("reading reported faults")
+    problems += events.take()
+    events.close()
+    problems += gpu_faults.from_kernel_log(request.kernel_log, cards, request.baseline, details)
+    for card in cards:
+        details |= {f"gpu{card.index}.{name}": value for name, value in card.facts.items()}
+    return _conclude(problems, details)
+
+
+def _conclude(problems: list[tuple[int | None, Problem]], details: dict[str, Scalar]) -> Outcome:
     if problems:
-        # Hardware first: it decides whether the node may stay.
-        worst = min(problems, key=lambda problem: problem.scope != "hardware")
-        return failed(worst.finding, worst.scope, "gpu: " + "; ".join(p.text for p in problems), details)
-    if not count:
+        codes: dict[int, list[str]] = {}
+        for index, problem in problems:
+            if index is not None:
+                codes.setdefault(index, []).append(problem.finding)
+        details |= {f"gpu{index}": ", ".join(dict.fromkeys(found)) for index, found in codes.items()}
+        # The order of the findings is by gravity, as the first one is what a person reads.
+        ordered = sorted(problems, key=lambda found: found[1].gravity)
+        worst = ordered[0][1]
+        details["advice"] = worst.advice
+        text = "; ".join(f"{_who(index)}{problem.text}" for index, problem in ordered)
+        return failed(worst.finding, worst.scope, f"gpu: {text} [advice: {worst.advice}]", details)
+    if not details["count"]:
         return passed("gpu: no GPU on this node, and none is expected", details)
-    return passed(f"gpu: {count} x {details.get('name')} healthy, driver {details['driver']}", details)
+    name, driver = details.get("name"), details["driver"]
+    return passed(f"gpu: {details['count']} x {name} healthy, driver {driver}", details)
+
+
+def _who(index: int | None) -> str:
+    return "" if index is None else f"GPU {index} "
 
 
 def driver_version() -> str | None:
     """The kernel driver's version, None where it doesn't tell. NVML must be initialised."""
-    version: str | None = _ask(pynvml.nvmlSystemGetDriverVersion)
+    version: str | None = ask(pynvml.nvmlSystemGetDriverVersion)
     return version
 
 
@@ -77,95 +95,46 @@ def _no_library(error: pynvml.NVMLError, expected: int) -> Outcome:
         return passed(f"gpu: no GPU on this node ({error}), and none is expected", {"count": 0})
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         text = "gpu: the driver library and the kernel driver are of different versions"
-        return failed("gpu.driver", "software", text)
+        return failed("gpu.driver", "software", text, {"advice": "drain"})
     if expected:
         text = f"gpu: 0 of {expected} GPUs are there: {error}"
-        return failed("gpu.missing", "hardware", text, {"count": 0})
-    return failed("gpu.driver", "software", f"gpu: cannot initialise NVML: {error}")
+        return failed("gpu.missing", "hardware", text, {"count": 0, "advice": "drain"})
+    text = f"gpu: cannot initialise NVML: {error}"
+    return failed("gpu.driver", "software", text, {"advice": "drain"})
 
 
-def _examine(index: int, details: dict[str, Scalar]) -> list[Problem]:
+def _open(index: int, baseline: Mapping[str, Scalar], details: dict[str, Scalar]) -> Card:
+    """The card of this index. Raises NVMLError where it doesn't answer at all."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    name = ask(pynvml.nvmlDeviceGetName, handle)
+    details.setdefault("name", name)
+    pci = ask(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    bus = address(pci.busId) if pci is not None else ""
+    prefix = f"gpu{index}."
+    before = {key.removeprefix(prefix): value for key, value in baseline.items() if key.startswith(prefix)}
+    return Card(index, handle, bus, {}, before)
+
+
+def _examine(card: Card, request: CheckRequest) -> list[Problem]:
     problems: list[Problem] = []
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        details.setdefault("name", _ask(pynvml.nvmlDeviceGetName, handle))
         for probe in PROBES:
-            problem = probe(handle)
-            if problem:
-                problems.append(problem)
+            problems += probe(card)
+        ours = gpu_tenants.ours(request.rank_pids.values())
+        problems += gpu_tenants.leftovers(card, ours, request.exclusive_gpus)
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
-            problems.append(Problem("gpu.lost", "hardware", "has fallen off the bus (GPU is lost)"))
-        elif error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
-            problems.append(Problem("gpu.reset_required", "hardware", "must be reset"))
-        else:
-            problems.append(Problem("gpu.error", "hardware", f"doesn't answer: {error}"))
+        problems.append(_error(error))
     return problems
 
 
-def _ask(question: Callable[..., Any], *arguments: object) -> Any:
-    """The answer, or None where card or driver don't know the question. Other errors are the card's."""
-    try:
-        return question(*arguments)
-    except pynvml.NVMLError as error:
-        if error.value in (*_UNKNOWN_QUESTION, _ARGUMENT_VERSION_MISMATCH):
-            return None
-        raise
-
-
-def _recovery_action(handle: object) -> Problem | None:
-    field = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    values = _ask(pynvml.nvmlDeviceGetFieldValues, handle, [field]) if field is not None else None
-    if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS or not values[0].value.uiVal:
-        return None
-    action = _RECOVERY_ACTIONS.get(values[0].value.uiVal, f"action {values[0].value.uiVal}")
-    return Problem("gpu.recovery_action", "hardware", f"asks for recovery: {action}")
-
-
-def _ecc(handle: object) -> Problem | None:
-    kind, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    count = _ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since_boot)
-    return Problem("gpu.ecc", "hardware", f"has {count} uncorrected ECC errors") if count else None
-
-
-def _sram(handle: object) -> Problem | None:
-    if not hasattr(pynvml, "c_nvmlEccSramErrorStatus_v1_t"):
-        return None
-    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
-    known = _ask(pynvml.nvmlDeviceGetSramEccErrorStatus, handle, ctypes.byref(status)) is not None
-    if known and status.bThresholdExceeded:
-        return Problem("gpu.sram", "hardware", "is over the SRAM error threshold: replace it")
-    return None
-
-
-def _remapped_rows(handle: object) -> Problem | None:
-    rows = _ask(pynvml.nvmlDeviceGetRemappedRows, handle)  # corrected, uncorrected, pending, failed
-    if rows and rows[3]:
-        return Problem("gpu.remap_failed", "hardware", "could not remap a broken memory row: replace it")
-    if rows and rows[2]:
-        return Problem("gpu.remap_pending", "hardware", "has a memory row to remap: reset it")
-    return None
-
-
-def _retired_pages(handle: object) -> Problem | None:
-    if _ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle):
-        return Problem("gpu.retired_pending", "hardware", "has memory pages to retire: reset it")
-    return None
-
-
-def _temperature(handle: object) -> Problem | None:
-    limit = _ask(pynvml.nvmlDeviceGetTemperatureThreshold, handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    now = _ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
-    if limit and now is not None and now >= limit:
-        return Problem("gpu.temperature", "slow", f"is at {now} C and slows down from {limit} C")
-    return None
-
-
-PROBES: tuple[Callable[[object], Problem | None], ...] = (
-    _recovery_action,
-    _ecc,
-    _sram,
-    _remapped_rows,
-    _retired_pages,
-    _temperature,
-)
+def _error(error: pynvml.NVMLError) -> Problem:
+    if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+        return Problem("gpu.lost", "hardware", "has fallen off the bus (GPU is lost)", "drain")
+    if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
+        return Problem("gpu.reset_required", "hardware", "must be reset", "reset")
+    if error.value == pynvml.NVML_ERROR_INSUFFICIENT_POWER:
+        text = "doesn't get enough power: look at its cables and the node's supplies"
+        return Problem("gpu.power", "hardware", text, "isolate")
+    if error.value == pynvml.NVML_ERROR_IRQ_ISSUE:
+        return Problem("gpu.interrupt", "hardware", "doesn't get its interrupts through", "drain")
+    return Problem("gpu.error", "hardware", f"doesn't answer: {error}", "drain")

@@ -56,9 +56,12 @@ class CheckRequest(msgspec.Struct, frozen=True, rename="camel"):
 
     `paths`: kind ("checkpoint", "log", "data", "shm") to directory. Everything but "data" must be writable.
     `rank_pids` and `exits`: the training's processes by global rank, live and ended. `budgets_s` overrides
-    the table by name. `baseline`: the `details` that the rdma check gave at the start of the job (empty:
-    none); counters and port states are judged by what changed since. `slow_factor`: how many times slower
-    than the median of its peers a node must be to be called slow.
+    the table by name. `baseline`: the `details` that the rdma and gpu checks gave at an earlier time, in one
+    (empty: none); counters and links are judged by what changed since. `slow_factor`: how many times slower
+    than the median of its peers a node must be to be called slow. `peer_medians`: what the median of the
+    peers has for figures of the io check ("checkpoint_write_s"); without them no storage is called slow.
+    `exclusive_gpus`: nobody else may hold memory on this node's GPUs. `rdma_root` and `kernel_log` are where
+    a running kernel has them; a copy of another machine's can be judged as well.
     """
 
     checks: tuple[str, ...]
@@ -72,7 +75,10 @@ class CheckRequest(msgspec.Struct, frozen=True, rename="camel"):
     budgets_s: dict[str, float] = {}
     baseline: dict[str, Scalar] = {}
     rdma_root: str = "/sys/class/infiniband"
-    slow_factor: float = 1.12
+    kernel_log: str = "/dev/kmsg"
+    peer_medians: dict[str, float] = {}
+    exclusive_gpus: bool = False
+    slow_factor: float = 1.1
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.checks).union(self.budgets_s).difference(ALL))

@@ -8,8 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
-enum { NODE = -1, GPUS_MAX = 16, RECOVERY_ACTION_FIELD = 230 };
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
+enum { NODE = -1, GPUS_MAX = 16, MEMORY_TEMP_FIELD = 82, SLOWDOWN_TLIMIT_FIELD = 194, RECOVERY_ACTION_FIELD = 230 };
+enum { UNSIGNED_INT = 1, SIGNED_INT = 5 };
 
 typedef struct { int index; } device_t;
 static device_t devices[GPUS_MAX];
@@ -87,7 +88,8 @@ int nvmlDeviceGetName(void *device, char *buffer, unsigned size)
 int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned long long *value)
 {
     GATE(INDEX(device));
-    *value = type == 1 && counter == 0 ? (unsigned long long)state(INDEX(device), "ecc_uncorrected", 0) : 7;
+    static const char *const keys[2][2] = {{"ecc_corrected", "ecc_corrected_life"}, {"ecc_uncorrected", "ecc_uncorrected_life"}};
+    *value = (unsigned long long)state(INDEX(device), keys[type == 1][counter == 1], type == 1 ? 0 : 7);
     return SUCCESS;
 }
 
@@ -113,6 +115,18 @@ int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncor
 
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, "retired_pending", 0)
 
+int nvmlDeviceGetRetiredPages(void *device, unsigned cause, unsigned *count, unsigned long long *pages)
+{
+    GATE(INDEX(device));
+    unsigned there = (unsigned)state(INDEX(device), cause ? "retired_double" : "retired_single", 0), room = *count;
+    *count = there;
+    if (there > room || (there && !pages))
+        return INSUFFICIENT;
+    for (unsigned i = 0; i < there; i++)
+        pages[i] = 4096ull * i;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *value)
 {
     (void)sensor;
@@ -123,8 +137,20 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *value)
 
 int nvmlDeviceGetTemperatureThreshold(void *device, int which, unsigned *value)
 {
+    static const unsigned limits[] = {92, 89, 95, 87}; /* shutdown, slowdown, memory, GPU */
     GATE(INDEX(device));
-    *value = which == 1 ? 89 : 92; /* 1: slowdown */
+    if (which > 3 || state(INDEX(device), "no_thresholds", 0))
+        return NOT_SUPPORTED;
+    *value = limits[which];
+    return SUCCESS;
+}
+
+typedef struct { unsigned version; int margin; } margin_t;
+
+int nvmlDeviceGetMarginTemperature(void *device, margin_t *margin)
+{
+    GATE(INDEX(device));
+    margin->margin = (int)state(INDEX(device), "margin", 40);
     return SUCCESS;
 }
 
@@ -132,15 +158,138 @@ typedef struct {
     unsigned field, scope;
     long long timestamp, latency;
     unsigned type, result;
-    union { double d; unsigned u; unsigned long long ull; } value;
+    union { double d; unsigned u; int i; unsigned long long ull; } value;
 } field_t;
 
 int nvmlDeviceGetFieldValues(void *device, int count, field_t *fields)
 {
     GATE(INDEX(device));
     for (int i = 0; i < count; i++) {
-        fields[i].result = fields[i].field == RECOVERY_ACTION_FIELD ? SUCCESS : NOT_SUPPORTED;
-        fields[i].value.ull = (unsigned long long)state(INDEX(device), "recovery_action", 0);
+        fields[i].result = SUCCESS;
+        fields[i].type = UNSIGNED_INT;
+        fields[i].value.ull = 0;
+        if (fields[i].field == RECOVERY_ACTION_FIELD)
+            fields[i].value.u = (unsigned)state(INDEX(device), "recovery_action", 0);
+        else if (fields[i].field == MEMORY_TEMP_FIELD)
+            fields[i].value.u = (unsigned)state(INDEX(device), "memory_temperature", 50);
+        else if (fields[i].field == SLOWDOWN_TLIMIT_FIELD) {
+            fields[i].type = SIGNED_INT;
+            fields[i].value.i = -2;
+        } else
+            fields[i].result = NOT_SUPPORTED;
     }
     return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons)
+{
+    GATE(INDEX(device));
+    *reasons = (unsigned long long)state(INDEX(device), "clock_reasons", 1); /* idle */
+    return SUCCESS;
+}
+
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "pcie_width", 16)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, "pcie_width_max", 16)
+NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, "pcie_replays", 3)
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } pci_t;
+
+int nvmlDeviceGetPciInfo_v3(void *device, pci_t *pci)
+{
+    GATE(INDEX(device));
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->address, sizeof pci->address, "00000000:%02X:00.0", 0x1a + INDEX(device));
+    return SUCCESS;
+}
+
+/* "nvlinks": how many the card has (default 18); "nvlinks_up": how many of them are up (default all). */
+int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *up)
+{
+    GATE(INDEX(device));
+    long long has = state(INDEX(device), "nvlinks", 18);
+    if (link >= has)
+        return NOT_SUPPORTED;
+    *up = link < state(INDEX(device), "nvlinks_up", has);
+    return SUCCESS;
+}
+
+/* All errors are those of link 0. */
+int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned link, unsigned counter, unsigned long long *value)
+{
+    static const char *const keys[] = {"nvlink_replay", "nvlink_recovery", "nvlink_crc_flit", "nvlink_crc_data", "nvlink_ecc_data"};
+    GATE(INDEX(device));
+    if (counter > 4)
+        return INVALID;
+    *value = link ? 0 : (unsigned long long)state(INDEX(device), keys[counter], 4);
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state;
+    unsigned health;
+    unsigned char summary;
+} fabric_t;
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, fabric_t *fabric)
+{
+    GATE(INDEX(device));
+    if (fabric->version != (3u << 24 | sizeof *fabric))
+        return VERSION_MISMATCH;
+    fabric->state = (unsigned char)state(INDEX(device), "fabric_state", 3);
+    fabric->status = (unsigned)state(INDEX(device), "fabric_status", 0);
+    fabric->health = (unsigned)state(INDEX(device), "fabric_health", 0x51aa); /* every part healthy */
+    fabric->summary = (unsigned char)state(INDEX(device), "fabric_summary", 1);
+    return SUCCESS;
+}
+
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process_t;
+
+/* "process": a pid, "process_mib": what it holds. */
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, process_t *processes)
+{
+    GATE(INDEX(device));
+    long long pid = state(INDEX(device), "process", 0);
+    unsigned room = *count;
+    *count = pid != 0;
+    if (!pid)
+        return SUCCESS;
+    if (!room || !processes)
+        return INSUFFICIENT;
+    memset(processes, 0, sizeof *processes);
+    processes->pid = (unsigned)pid;
+    processes->used = (unsigned long long)state(INDEX(device), "process_mib", 4096) << 20;
+    return SUCCESS;
+}
+
+/* "xid": the number that the next wait for events tells of this card, once for each event set. */
+typedef struct { unsigned watched; } events_t;
+typedef struct { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_t;
+
+int nvmlEventSetCreate(events_t **set) { *set = calloc(1, sizeof **set); return SUCCESS; }
+int nvmlEventSetFree(events_t *set) { free(set); return SUCCESS; }
+
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, events_t *set)
+{
+    (void)types;
+    GATE(INDEX(device));
+    set->watched |= 1u << INDEX(device);
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v2(events_t *set, event_t *event, unsigned timeout_ms)
+{
+    (void)timeout_ms;
+    for (int i = 0; i < GPUS_MAX; i++)
+        if (set->watched & 1u << i && state(i, "xid", 0)) {
+            set->watched &= ~(1u << i);
+            memset(event, 0, sizeof *event);
+            event->device = &devices[i];
+            event->type = 8; /* a critical Xid */
+            event->data = (unsigned long long)state(i, "xid", 0);
+            return SUCCESS;
+        }
+    return TIMEOUT;
 }
