@@ -107,6 +107,16 @@ class Host:
         """Plugs the cable in again."""
         self._set_link("up")
 
+    def throttle(self, megabits: int | None) -> None:
+        """Limits this host's cable to `megabits` Mbit/s each way, as a slow port does; None: no limit."""
+        for pid, device in ((self.pid, "eth0"), (self._switch_pid, f"port{self.index}")):
+            if megabits is None:
+                _inside(pid, ["tc", "qdisc", "delete", "dev", device, "root"])
+                continue
+            # A short queue: a long one would answer for the other direction's acknowledgements too.
+            shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "30ms"]
+            _inside(pid, ["tc", "qdisc", "replace", "dev", device, "root", *shape])
+
     def pids(self) -> list[int]:
         """All processes that run inside now."""
         return netns_keeper.inhabitants({self._namespace}, {self.pid})

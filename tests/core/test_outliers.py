@@ -21,7 +21,7 @@ from aegis_elastic.core.outliers import (
 )
 
 SEED = int(os.environ.get("AEGIS_SEED", "1"))
-FACTOR = 1.12
+FACTOR = 1.1
 SIZES = [3, 4, 5, 8, 9, 16, 64]
 
 
