@@ -78,13 +78,12 @@ def test_an_introduction_that_was_changed_on_the_way_proves_nothing(hold: Hold) 
     ],
 )
 def test_an_introduction_that_makes_no_sense_here_is_refused(
-    hold: Hold, changes: dict[str, str], says: str
+    shared_plane: Held, changes: dict[str, str], says: str
 ) -> None:
-    plane = hold()
     with pytest.raises(ContactError, match=says) as caught:
-        meet(plane, **{"worker": "a", **changes}, key=NKey.generate())  # type: ignore[arg-type]
+        meet(shared_plane, **{"worker": "a", **changes}, key=NKey.generate())  # type: ignore[arg-type]
     assert not caught.value.retry
-    assert workers(plane) == []
+    assert workers(shared_plane) == []
 
 
 def test_one_worker_s_name_belongs_to_one_living_agent(hold: Hold, agent: MakeAgent) -> None:

@@ -58,6 +58,7 @@ def test_gone_for_good_the_nodes_restart_together_by_themselves(tmp_path: Path) 
         job.wait_ranks(2, restart_count=1)
         for launch in launches:
             assert "all nodes restart together without it" in launch.output
+            assert launch.output.count("NO JOIN SECRET") == 1
         (tmp_path / "end").touch()
         assert [launch.wait() for launch in launches] == [0, 0]
 

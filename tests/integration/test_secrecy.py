@@ -13,15 +13,6 @@ SECRET = "known to nodes and nobody else"
 LOUD = "NO JOIN SECRET"
 
 
-def test_an_unchanged_launch_line_without_a_secret_works_and_says_so_in_one_line(tmp_path: Path) -> None:
-    script = write_worker(tmp_path)
-    (tmp_path / "end").touch()
-    with Job(tmp_path, nnodes="2", flags=FLAGS) as job:
-        launches = [job.start(script, str(tmp_path), worker=worker) for worker in "ab"]
-        assert [launch.wait() for launch in launches] == [0, 0]
-        assert [launch.output.count(LOUD) for launch in launches] == [1, 1]
-
-
 def test_the_secret_is_in_no_argument_no_rank_no_log_and_no_file_of_others(tmp_path: Path) -> None:
     script = write_worker(tmp_path)
     with Job(tmp_path, nnodes="2", flags=FLAGS, env={"AEGIS_JOIN_SECRET": SECRET}) as job:
