@@ -14,18 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from aegis_elastic.agents import alone
-from aegis_elastic.agents.body import AtEnd, Met, NextStore, NodeBody, Outcome, PeersEnded
+from aegis_elastic.agents.body import NodeBody, Outcome
 from aegis_elastic.agents.fallback import Fallback
-from aegis_elastic.agents.guard_client import (
-    Exited,
-    GatePassed,
-    GuardDied,
-    Held,
-    SpareGone,
-    Stopped,
-)
 from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused
+from aegis_elastic.agents.news import AtEnd, Met, NextStore, PeersEnded
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.agents.told import told, told_all
 from aegis_elastic.core.attribution import clues_of
@@ -111,21 +104,6 @@ class AegisElasticAgent(NodeBody):
         if not self._link.connected:
             self._wait(PLANE_RETURN_S, self._on_plane_gone)
 
-    def _drain_guard(self) -> None:
-        for event in self._guard.events():
-            if isinstance(event, GuardDied):
-                self._on_guard_died()
-            elif isinstance(event, (GatePassed, Held, SpareGone)):
-                if self._spares is not None:
-                    self._spares.on_event(event)
-            elif self._ranks is not None:
-                was_stopped = self._ranks.stopped
-                self._ranks.on_event(event)
-                if isinstance(event, Exited):
-                    self._on_exited()
-                elif isinstance(event, Stopped) and self._ranks.stopped and not was_stopped:
-                    self._on_stopped()
-
     # ------------------------------------------------------------ orders
 
     def _on_order(self, order: Order) -> None:
@@ -135,6 +113,7 @@ class AegisElasticAgent(NodeBody):
         if self._alone and not self._back_in_step(order):
             return
         if self._order is not None and order.seq_num <= self._order.seq_num:
+            self._on_repeated(order)
             return
         previous, self._order = self._order, order
         self._deadline = None
@@ -158,6 +137,14 @@ class AegisElasticAgent(NodeBody):
             else:
                 self._end_by_plane(self._check if order.action is Action.TROUBLESHOOT else self._finish)
                 self._check_meanwhile(order)
+
+    def _on_repeated(self, order: Order) -> None:
+        """Our Error is unanswered, and yet the master speaks: it lives, and is finding out whose failure came
+        first. Who helped themselves now would have the failure counted twice.
+        """
+        waiting = self._said[0] is MessageType.ERROR and self._deadline is not None
+        if waiting and not self._alone and self._order is not None and order.seq_num == self._order.seq_num:
+            self._wait(ANSWER_S, self._end_alone)
 
     def _heed(self) -> None:
         """What we said of the last order says nothing of this one: a Finish must not be repeated under its

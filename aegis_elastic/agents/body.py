@@ -26,9 +26,20 @@ from aegis_elastic.agents import requests, strays
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.checker import Checker, end_checks, start_checks
 from aegis_elastic.agents.fallback import Meeting
-from aegis_elastic.agents.guard_client import Event, GuardClient, GuardError
+from aegis_elastic.agents.guard_client import (
+    Event,
+    Exited,
+    GatePassed,
+    GuardClient,
+    GuardDied,
+    GuardError,
+    Held,
+    SpareGone,
+    Stopped,
+)
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, PlaneLink
+from aegis_elastic.agents.news import NextStore, PeersEnded
 from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.spares import SETTLE_S, Spares
 from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
@@ -69,21 +80,6 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
 
 
-@dataclass(frozen=True)
-class PeersEnded:
-    """The incarnation's end was written into its store."""
-
-    peers: Peers
-
-
-@dataclass(frozen=True)
-class NextStore:
-    """The first agent said where the next incarnation's store is ("": it didn't)."""
-
-    peers: Peers
-    address: str
-
-
 class Guard(Protocol):
     """What holds the ranks and tells of their deaths, as `GuardClient` says of each method."""
 
@@ -96,24 +92,6 @@ class Guard(Protocol):
     def signal(self, signum: int) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Met:
-    """The agents have met without a master: the order that they follow, or None and why not."""
-
-    order: Order | None
-    reason: str
-
-
-@dataclass(frozen=True)
-class AtEnd:
-    """Everybody's ranks are done (`met`), or the missing are not waited for any longer: leave with `code`."""
-
-    peers: Peers
-    met: bool
-    code: int
-    reason: str
 
 
 class NodeBody(SeamAgent):
@@ -254,9 +232,28 @@ class NodeBody(SeamAgent):
     def _on_item(self, item: object) -> None:
         """Something came into the inbox."""
 
-    @abstractmethod
     def _drain_guard(self) -> None:
-        """The guard has something to say."""
+        for event in self._guard.events():
+            if isinstance(event, GuardDied):
+                self._on_guard_died()
+            elif isinstance(event, (GatePassed, Held, SpareGone)):
+                if self._spares is not None:
+                    self._spares.on_event(event)
+            elif self._ranks is not None:
+                was_stopped = self._ranks.stopped
+                self._ranks.on_event(event)
+                if isinstance(event, Exited):
+                    self._on_exited()
+                elif isinstance(event, Stopped) and self._ranks.stopped and not was_stopped:
+                    self._on_stopped()
+
+    @abstractmethod
+    def _on_exited(self) -> None:
+        """A rank has ended."""
+
+    @abstractmethod
+    def _on_guard_died(self) -> None:
+        """The guard has ended, and the ranks with it."""
 
     @abstractmethod
     def _fail(self, reason: str, failures: tuple[Failure, ...], detect_s: float = 0.0) -> None:

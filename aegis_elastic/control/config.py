@@ -22,7 +22,8 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
 
     `host`, `port`: where first contact listens (port 0: any). `job_dir`: where the job's generations keep
     their run directories; `run_dir` overrides that. `resume`: whether a record that hasn't ended is continued
-    (a requeue) or archived (an anonymous job's name means nothing to a later start).
+    (a requeue) or archived (an anonymous job's name means nothing to a later start). `leads`: the generation
+    that this plane leads already, 0 before it has begun: whoever is restarted goes on with that one.
     """
 
     directory: str
@@ -33,6 +34,7 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     run_dir: str = ""
     secret: str = ""
     resume: bool = True
+    leads: int = 0
     linger_s: float = 60.0
     restarts_max: int = 5
     jwt_life_s: float = 86400.0

@@ -42,10 +42,12 @@ class Keeper:
         self._seats_id = ""
         self._saved: Status | None = None
 
-    async def open(self, spec: JobSpec, now: float, *, resume: bool) -> Transition:
+    async def open(self, spec: JobSpec, now: float, *, resume: bool, leads: int = 0) -> Transition:
         """The status to go on with: the record's, or a new one. Named "adopt" or "create" like journal lines.
 
         A terminal record is archived and the next generation begins; so is one that isn't to be resumed.
+        But a generation that this plane `leads` is always gone on with: its agents know no other, and if it
+        has ended they may not have heard so.
         """
         entry = await self._store.get(JOB_KEY)
         if entry is None:
@@ -54,7 +56,7 @@ class Keeper:
             return begun
         self._revision = entry.revision
         status = await self._read(entry.value)
-        if status.phase not in TERMINAL and resume:
+        if status.spec.generation == leads or (status.phase not in TERMINAL and resume):
             # Our predecessor may have died before it wrote all workers' records: write them all.
             await self._put_workers(record.split(status).workers)
             self._saved = status

@@ -113,7 +113,7 @@ async def _make_master(
     asked = config.spec
     keeper = Keeper(await JetStreamStore.open(bus, bucket_name("aegis", asked.namespace, asked.job_name)))
     begun_at = time.time()
-    begun = await keeper.open(asked, begun_at, resume=config.resume)
+    begun = await keeper.open(asked, begun_at, resume=config.resume, leads=config.leads)
     spec = begun.status.spec
     run_dir = Path(config.run_dir) if config.run_dir else Path(config.job_dir) / str(spec.generation)
 

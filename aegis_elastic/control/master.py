@@ -9,7 +9,6 @@ performs the effects again: orders are repeated anyway until everybody has ackno
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import math
 import time
@@ -101,7 +100,6 @@ class Master:
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
         self._told_started: set[tuple[str, int]] = set()
-        self._malformed: collections.Counter[str] = collections.Counter()
         self._closed = False
         self._adopt_or_create(begun, begun_at)
 
@@ -198,7 +196,7 @@ class Master:
             message = messages.decode(arrived.data)
             self._check_speaker(arrived.subject, message)
         except BadMessage as error:
-            self._note_malformed(arrived.subject, error)
+            self._roll.note_malformed(arrived.subject, error)
             return
         data = message.data
         if not isinstance(data, ReportData):
@@ -224,13 +222,6 @@ class Master:
             raise BadMessage(f"cannot read a message: {error}") from error
         if subject != rightful:
             raise BadMessage(f"cannot read a message: {message.pod_name!r} has another subject")
-
-    def _note_malformed(self, subject: str, error: BadMessage) -> None:
-        # One line for the first, then ever rarer ones: a worker that floods us must not fill the disk.
-        count = self._malformed[subject] = self._malformed[subject] + 1
-        if count & (count - 1) == 0:
-            so_far = f" ({count} so far)" if count > 1 else ""
-            logger.warning("ignored a malformed report on %s%s: %.300s", subject, so_far, error)
 
     def on_opened(self, uid: str, connection: int) -> None:
         """The bus says that an agent has connected."""
@@ -320,7 +311,8 @@ class Master:
         await self._renew_jwts()
         if mono >= self._repeat_at:
             self._repeat_at = mono + REPEAT_S
-            if not self._roll.all_acknowledged(self._status.seq_num):
+            # Whoever waits for the answer to an Error must hear that somebody is thinking about it.
+            if self._roll.evidence or not self._roll.all_acknowledged(self._status.seq_num):
                 await self._performer.publish_order(self._status)
 
     def _until_next(self) -> float:

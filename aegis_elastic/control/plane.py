@@ -149,7 +149,6 @@ class Plane:
 
     async def _keep_master(self) -> None:
         assert self._nats is not None
-        port = self._config.port
         while True:
             while not self._nats.running:
                 await self._wait_change()
@@ -166,11 +165,10 @@ class Plane:
                 raise GivenUp(str(failed["failed"]))
             logger.warning("the master ended (%s): starting it again", code)
             self._count_death("the master")
-            if self._ready is not None and not port:
-                # The same port as before: agents and `aegisctl` know no other.
-                self._config = _with_port(self._config, int(self._ready["port"]))
+            if self._ready is not None:
+                # The same port and job as before: agents and `aegisctl` know no other.
+                self._config = _again(self._config, self._ready)
                 plane_config.save(self._config)
-                port = self._config.port
 
     async def _listen(self, master: asyncio.subprocess.Process) -> dict[str, Any]:
         """Hear the master until it ends; returns its last words if they were of failure."""
@@ -252,8 +250,9 @@ class Plane:
         self._changed.clear()
 
 
-def _with_port(config: PlaneConfig, port: int) -> PlaneConfig:
-    return msgspec.structs.replace(config, port=port)
+def _again(config: PlaneConfig, ready: dict[str, Any]) -> PlaneConfig:
+    """What the successor of a master that was ready is to lead."""
+    return msgspec.structs.replace(config, port=int(ready["port"]), leads=int(ready["generation"]))
 
 
 @contextlib.contextmanager

@@ -187,7 +187,9 @@ class PlaneHost:
                 return
             self._restarts_left -= 1
             self._narrate("the control plane has ended: starting it again; training is not touched")
-            self._config = msgspec.structs.replace(self._config, port=self.port, resume=True)
+            self._config = msgspec.structs.replace(
+                self._config, port=self.port, resume=True, leads=self.generation
+            )
             try:
                 self._take()
             except PlaneFailed as error:

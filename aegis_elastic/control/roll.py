@@ -6,6 +6,8 @@ to decide what has been decided already.
 
 from __future__ import annotations
 
+import collections
+import logging
 from collections.abc import Iterable, Mapping
 
 from aegis_elastic.checks.request import Scalar
@@ -14,6 +16,8 @@ from aegis_elastic.core.attribution import Evidence
 from aegis_elastic.core.events import Error, Finish
 from aegis_elastic.core.liveness import Contact, Judgement, Patience, is_closed, judge
 from aegis_elastic.core.model import Status
+
+logger = logging.getLogger(__name__)
 
 
 class Roll:
@@ -30,6 +34,7 @@ class Roll:
         self.evidence: dict[str, tuple[Evidence, Error]] = {}
         self.unreachable: frozenset[str] = frozenset()
         self._environments: dict[str, Mapping[str, Scalar]] = {}
+        self._malformed: collections.Counter[str] = collections.Counter()
 
     def follow(self, status: Status, now_s: float) -> None:
         """Know exactly the agents of this status; newcomers begin as heard now."""
@@ -103,6 +108,15 @@ class Roll:
     def forget_connections(self) -> None:
         """The bus went away, and with it all connections; a new server numbers them anew."""
         self._connections.clear()
+
+    def note_malformed(self, subject: str, error: Exception) -> None:
+        """Log a message that makes no sense: the first of a subject, then ever rarer ones, since a worker
+        that floods us must not fill the disk.
+        """
+        count = self._malformed[subject] = self._malformed[subject] + 1
+        if count & (count - 1) == 0:
+            so_far = f" ({count} so far)" if count > 1 else ""
+            logger.warning("ignored a malformed report on %s%s: %.300s", subject, so_far, error)
 
     def judge(self, now_s: float) -> Judgement:
         """Who is lost, suspected, unreachable now."""

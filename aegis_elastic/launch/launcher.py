@@ -36,6 +36,7 @@ from aegis_elastic.launch.options import Options
 logger = logging.getLogger(__name__)
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 EXIT_JOB_FAILED = 1
 
 
@@ -70,7 +71,9 @@ class Launcher:
         """Start what is to be started here, take part, report. UsageError, PortTaken: nothing was started."""
         options = self._options
         inbox = Inbox()
-        signals = {getattr(signal, name.strip()) for name in options.config.signals_to_handle.split(",")}
+        to_handle = str(getattr(options.config, "signals_to_handle", SIGNALS_TO_HANDLE))  # not in torch 2.6
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = to_handle  # as torchrun does: the ranks inherit it
+        signals = {getattr(signal, name.strip()) for name in to_handle.split(",")}
         with SignalsToInbox(inbox, signals | set(PASSED_ON)), self._hold_name() as worker:
             port, failed = self._open_plane()
             link = PlaneLink(self._identity(worker), (self._address, port), self._secret, inbox)

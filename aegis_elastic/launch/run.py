@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from aegis_elastic.worker.environment import OUR_LOG_LEVEL
+from aegis_elastic.worker.environment import set_for_ourselves
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a job as the command line says; returns the exit code (see the table in docs/exit-codes.md)."""
-    # torch's C++ warns about every store that waits in vain, which is how we wait. Ours alone: not the
-    # ranks'.
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-        os.environ[OUR_LOG_LEVEL] = "1"
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # torch's C++ warns about every store that waits in vain, which is how we wait.
+    set_for_ourselves(os.environ, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE")
     from aegis_elastic.control.errors import LaunchError
     from aegis_elastic.launch import ahead
 

@@ -22,7 +22,7 @@ from typing import Any
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.core.orders import Action
-from aegis_elastic.worker.environment import OUR_LOG_LEVEL
+from aegis_elastic.worker.environment import set_for_ourselves
 
 IN_DELETE = 0x200
 _EVENTS_BYTES = 4096
@@ -104,8 +104,7 @@ def _gated_agent(folder: Path) -> Any:
 def main(argv: list[str]) -> int:
     """Run `aegis-run` with gates; returns its exit code."""
     # As `launch.run` does, but before torch is loaded, which happens earlier here.
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", OUR_LOG_LEVEL: "1"}
+    set_for_ourselves(os.environ, TORCH_CPP_LOG_LEVEL="ERROR")
     from aegis_elastic.launch import run
     from aegis_elastic.launch.launcher import Launcher
 

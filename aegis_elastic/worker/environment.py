@@ -4,21 +4,28 @@ ours."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 SITE_DIR = str(Path(__file__).resolve().parent / "site")
 # the site folder's sitecustomize acts only if this is there, and removes it before the script's first line
 MARKER = "AEGIS_WORKER_SITE"
 SECRETS = ("AEGIS_JOIN_SECRET",)
-# set by the launcher when it silences torch's C++ warnings for itself: then the ranks get what they had
-# before
-OUR_LOG_LEVEL = "AEGIS_OUR_CPP_LOG_LEVEL"
+# names of the variables that we have set for our own processes: the ranks get what there was before
+OUR_OWN = "AEGIS_OUR_OWN_VARIABLES"
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of ``env`` without the variables that carry our secrets."""
     return {key: value for key, value in env.items() if key not in SECRETS}
+
+
+def set_for_ourselves(env: MutableMapping[str, str], **wanted: str) -> None:
+    """Set these variables where nobody has, for our own processes and not for the ranks."""
+    ours = {key: value for key, value in wanted.items() if key not in env}
+    env.update(ours)
+    names = [*env.get(OUR_OWN, "").split(","), *ours]
+    env[OUR_OWN] = ",".join(name for name in names if name)
 
 
 def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -29,8 +36,8 @@ def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
     secrets go.
     """
     prepared = without_secrets(env)
-    if prepared.pop(OUR_LOG_LEVEL, None):
-        prepared.pop("TORCH_CPP_LOG_LEVEL", None)
+    for name in prepared.pop(OUR_OWN, "").split(","):
+        prepared.pop(name, None)
     if os.pathsep in SITE_DIR:
         return prepared
     original = prepared.get("PYTHONPATH")

@@ -110,6 +110,19 @@ def test_an_anonymous_job_is_never_continued() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_the_generation_that_the_plane_leads_is_gone_on_with_however_it_stands(over: bool) -> None:
+    async def scenario(store: MemoryStore) -> None:
+        keeper = Keeper(store)
+        begun = await keeper.open(spec(), NOW, resume=False)
+        status = ended(joined(begun.status, "a")) if over else joined(begun.status, "a")
+        await keeper.save(status)
+        found = await Keeper(store).open(spec(), NOW + 60, resume=False, leads=1)
+        assert (found.name, found.status) == ("adopt", status)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("name", ["node 7", "größe", "a.b>c*", "x" * 300])
 def test_a_worker_s_name_may_have_any_characters(name: str) -> None:
     async def scenario(store: MemoryStore) -> None:

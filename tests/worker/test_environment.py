@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from aegis_elastic.worker.environment import MARKER, SECRETS, SITE_DIR, prepare_env
+from aegis_elastic.worker.environment import MARKER, SECRETS, SITE_DIR, prepare_env, set_for_ourselves
 
 
 def test_the_site_folder_comes_first_and_the_users_path_stays_behind_it() -> None:
@@ -32,3 +32,10 @@ def test_secrets_are_removed_and_the_callers_mapping_is_left_alone() -> None:
 
 def test_the_site_folder_holds_nothing_else_that_could_be_imported() -> None:
     assert [name for name in os.listdir(SITE_DIR) if name != "__pycache__"] == ["sitecustomize.py"]
+
+
+def test_what_we_set_for_ourselves_is_as_before_for_the_ranks() -> None:
+    env = {"TORCH_CPP_LOG_LEVEL": "INFO"}
+    set_for_ourselves(env, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE")
+    assert (env["TORCH_CPP_LOG_LEVEL"], env["GRPC_VERBOSITY"]) == ("INFO", "NONE")
+    assert prepare_env(env).keys() - {"PYTHONPATH", MARKER} == {"TORCH_CPP_LOG_LEVEL"}
