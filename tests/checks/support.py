@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +47,37 @@ def compile_c(compiler: str, source: Path, target: Path, *options: str) -> Path:
     """`source` compiled to `target` with all warnings on."""
     subprocess.run([compiler, "-Wall", "-Wextra", "-O1", *options, "-o", target, source], check=True)
     return target
+
+
+# A new interpreter for each of a hundred states would take a minute; the client library asks the stand-in,
+# and that its file, anew at every call.
+_MANY = """
+import json, os, sys, msgspec
+from aegis_elastic.checks import runner
+from aegis_elastic.checks.request import CheckRequest
+runner.load()
+for line in sys.stdin:
+    lines, request = json.loads(line)
+    with open(os.environ["FAKE_NVML_STATE"], "w") as file:
+        file.writelines(f"{each}\\n" for each in lines)
+    for result in runner.run(msgspec.json.decode(json.dumps(request), type=CheckRequest)):
+        print(msgspec.json.encode(result).decode(), flush=True)
+"""
+
+
+def ask_many(
+    asked: Sequence[tuple[Sequence[str], Mapping[str, Any]]], env: Mapping[str, str]
+) -> list[CheckResult]:
+    """One result for each (lines of the stand-in's file, request for one check), from a single process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY],
+        input="".join(json.dumps(each) + "\n" for each in asked),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [msgspec.json.decode(line, type=CheckResult) for line in done.stdout.splitlines()]
+    assert len(answers) == len(asked)
+    return answers

@@ -53,10 +53,11 @@ def test_a_port_without_link_is_down(tmp_path: Path) -> None:
     assert outcome.result == "rdma: mlx5_1/1 is DOWN (Polling)"
 
 
-def test_a_port_that_waits_for_its_subnet_manager_is_down(tmp_path: Path) -> None:
+def test_a_port_that_waits_for_its_subnet_manager_is_the_networks_fault(tmp_path: Path) -> None:
     adapters = Adapters(tmp_path, "mlx5_0")
     adapters.set("mlx5_0", state="2: INIT")
-    assert adapters.check().finding == "rdma.port_down"
+    outcome = adapters.check()
+    assert (outcome.finding, outcome.scope) == ("rdma.no_subnet_manager", "network")
 
 
 def test_a_port_that_is_switched_off_is_not_in_use_unless_none_is_left(tmp_path: Path) -> None:
