@@ -9,13 +9,19 @@ from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.facts import FACTS, stale_is_rejected
 from proof.invariants import INVARIANTS
 from proof.seats import SEATS
-from proof.steps import STEPS
+from proof.steps import STEPS, decides
 from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (
     "JobIsBorn", *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *SEATS, *FACTS,
 )  # fmt: skip
-_OF_STEPS = {**STEPS, **SEATS, **FACTS}
+# A fact decides nothing, which is a property itself (FactsDontDecide): what is asked of decisions then holds of
+# it, and needn't be asked again.
+_OF_ALL = (
+    "TerminalAbsorbing", "FactsDontDecide", "MasterSeqNumMonotonic", "EffectsCarryTheirTransition", "ReasonGiven",
+)  # fmt: skip
+_OF_DECISIONS = {**STEPS, **SEATS, **FACTS}
+_OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS}
 
 
 class Violation(NamedTuple):
@@ -35,7 +41,8 @@ def broken_state(machine: Machine, s: Status) -> str | None:
 
 def broken_step(edge: Edge) -> str | None:
     """The first property that this step breaks, or None."""
-    return next((name for name, holds in _OF_STEPS.items() if not holds(edge)), None)
+    asked = _OF_DECISIONS if decides(edge) else _OF_FACTS
+    return next((name for name, holds in asked.items() if not holds(edge)), None)
 
 
 def broken_birth(world: World, machine: Machine) -> str | None:

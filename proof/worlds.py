@@ -258,15 +258,15 @@ def protected(s: Status) -> bool:
 # Small worlds in which mutants are hunted, smallest first: every kind of event, every bound reached soon.
 SMALL: tuple[World, ...] = (
     _world("small bootcheck", spec(2, 0, budget=1), 2, "finish software hardware join offer stores"),
-    _world("small stores", spec(2, 0, budget=1), 2, "finish lost join error stores", formed=True),
-    _world("small shrinking", spec(2, 1, least=1, budget=1), 2, "finish lost join error expire", formed=True),
-    _world("small outage", spec(2, 1, budget=1), 2, "finish lost error independent ended", formed=True),
-    phases(2, 1),
-    _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),
-    _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire quit"),
-    _world("three independent", spec(3, 0, budget=1), 3, "finish lost error expire", formed=True),
     _world("shared node", spec(2, 1, budget=1), 3, "finish hardware join error shared", formed=True),
     _world("small faulty", spec(2, 1, budget=1), 3, "finish hardware join error", formed=True),
+    _world("small outage", spec(2, 1, budget=1), 2, "finish lost error independent ended", formed=True),
+    _world("small stores", spec(2, 0, budget=1), 2, "finish lost join error stores", formed=True),
+    _world("three independent", spec(3, 0, budget=1), 3, "finish lost error expire", formed=True),
+    _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),
+    phases(2, 1),
     _world("crowd", spec(3, 1, least=2, budget=1), 3, "finish lost error expire", formed=True),
+    _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire quit"),
     _world("small spares", spec(2, 0, budget=1), 3, "finish together lost join", formed=True),
+    _world("small shrinking", spec(2, 0, least=1, budget=1), 2, "finish lost join error expire", formed=True),
 )
