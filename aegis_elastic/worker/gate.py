@@ -36,6 +36,7 @@ LATE = frozenset(
     (
         *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+        "TORCHELASTIC_TIMER_FILE",  # of torch's watchdog, made anew at every start
     )
 )
 
