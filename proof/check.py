@@ -15,10 +15,11 @@ from proof.worlds import NOW, World
 PROPERTIES: tuple[str, ...] = (
     "JobIsBorn", *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *SEATS, *FACTS,
 )  # fmt: skip
-# A fact decides nothing, which is a property itself (FactsDontDecide): what is asked of decisions then holds of
-# it, and needn't be asked again.
+# A fact decides nothing, which is a property itself (FactsDontDecide): what is asked of decisions then
+# holds of it, and needn't be asked again.
 _OF_ALL = (
-    "TerminalAbsorbing", "FactsDontDecide", "MasterSeqNumMonotonic", "EffectsCarryTheirTransition", "ReasonGiven",
+    "TerminalAbsorbing", "FactsDontDecide", "MasterSeqNumMonotonic", "EffectsCarryTheirTransition",
+    "ReasonGiven",
 )  # fmt: skip
 _OF_DECISIONS = {**STEPS, **SEATS, **FACTS}
 _OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS}
