@@ -1,9 +1,9 @@
 """Is a training process of this node stopped, stuck in the kernel or gone, and if not: at which line is it?
 
 A stopped process (SIGSTOP, a debugger) or one that stays in uninterruptible sleep is the finding
-`hang.frozen`. A live one is only described, by its innermost Python frame: whether standing there means a
-hang can't be told from one node, and nothing is killed here. py-spy reads the stacks without pausing the
-process.
+`hang.frozen`. A live one is described by its innermost Python frame, and compared with the other ranks
+of this node: who is not where most are, is named. Whether standing there means a hang can't be told from one
+look, so that is no finding, and nothing is killed here. py-spy reads the stacks without pausing the process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from aegis_elastic.checks.frame import Note, Outcome, Scalar, die_with_parent, failed, passed
 from aegis_elastic.checks.request import CheckRequest
+from aegis_elastic.core import stacks as places
+from aegis_elastic.core.stacks import Frame, Stack
 
 # A process that reads a file is in D state for milliseconds; only one that is there every time is stuck.
 D_SAMPLES = 5
@@ -41,7 +44,11 @@ class _Thread(msgspec.Struct):
 
 
 def check(request: CheckRequest, note: Note) -> Outcome:
-    """Say for every rank whether it ended, is frozen, or where it is."""
+    """Say for every rank whether it ended, is frozen, or where it is.
+
+    Details: "rank3" in words, "rank3_stack" for `core.stacks` to compare across nodes, and "odd_ranks" and
+    "desync" if ranks of this node stand apart from most others here.
+    """
     details: dict[str, Scalar] = {
         f"rank{rank}": f"ended: {how.describe()}" for rank, how in request.exits.items()
     }
@@ -58,16 +65,42 @@ def check(request: CheckRequest, note: Note) -> Outcome:
     alive = {rank: pid for rank, pid in request.rank_pids.items() if f"rank{rank}" not in details}
     note("reading stacks")
     # A process in D state can't be read without risk of waiting like it.
-    stacks = _stacks({rank: pid for rank, pid in alive.items() if states[rank] != "D"})
+    read = _stacks({rank: pid for rank, pid in alive.items() if states[rank] != "D"})
+    known = {rank: stack for rank, stack in read.items() if not isinstance(stack, str)}
     for rank in alive:
-        details[f"rank{rank}"] = " ".join(filter(None, [frozen.get(rank, "runs"), stacks.get(rank, "")]))
+        where = _where(read.get(rank, ""))
+        details[f"rank{rank}"] = " ".join(filter(None, [frozen.get(rank, "runs"), where]))
+    details |= {f"rank{rank}_stack": places.pack(stack) for rank, stack in known.items() if stack}
+    return _conclude(alive, frozen, places.compare(known), details)
+
+
+def _conclude(
+    alive: Mapping[int, int],
+    frozen: Mapping[int, str],
+    compared: places.Comparison,
+    details: dict[str, Scalar],
+) -> Outcome:
+    odd = compared.describe()
+    if odd:
+        details["odd_ranks"] = ", ".join(str(rank) for rank in compared.odd)
+        details["desync"] = compared.desync
+        odd = f"; odd one out: {odd}"
     if not alive:
         return passed("hang: no live rank on this node to look at", details)
     if frozen:
         text = "; ".join(f"rank {rank} {details[f'rank{rank}']}" for rank in frozen)
-        return failed("hang.frozen", "node", f"hang: {text}", details)
-    text = "; ".join(f"rank {rank} {stacks[rank]}" for rank in alive)
-    return passed(f"hang: {len(alive)} live, none frozen: {text}", details)
+        return failed("hang.frozen", "node", f"hang: {text}{odd}", details)
+    text = "; ".join(f"rank {rank} {str(details[f'rank{rank}']).removeprefix('runs ')}" for rank in alive)
+    return passed(f"hang: {len(alive)} live, none frozen: {text}{odd}", details)
+
+
+def _where(stack: Stack | str) -> str:
+    if isinstance(stack, str):
+        return stack
+    if not stack:
+        return "not in Python code"
+    top = stack[0]
+    return f"at {top.file}:{top.line} ({top.function})"
 
 
 def _states(rank_pids: dict[int, int]) -> dict[int, str]:
@@ -97,8 +130,8 @@ class _Reader(NamedTuple):
     process: subprocess.Popen[bytes]
 
 
-def _stacks(rank_pids: dict[int, int]) -> dict[int, str]:
-    """Innermost frame of every rank's main thread, all read at once: "at file:line (function)" or why not."""
+def _stacks(rank_pids: dict[int, int]) -> dict[int, Stack | str]:
+    """Every rank's main thread, all read at once: its stack, or in words why there is none."""
     program = shutil.which(
         "py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     )
@@ -121,7 +154,7 @@ def _stacks(rank_pids: dict[int, int]) -> dict[int, str]:
     return {reader.rank: _stack(reader.process, deadline - time.monotonic()) for reader in readers}
 
 
-def _stack(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+def _stack(process: subprocess.Popen[bytes], timeout_s: float) -> Stack | str:
     try:
         output, complaint = process.communicate(timeout=max(0.0, timeout_s))
     except subprocess.TimeoutExpired:
@@ -131,10 +164,10 @@ def _stack(process: subprocess.Popen[bytes], timeout_s: float) -> str:
     if process.returncode != 0:
         lines = complaint.decode(errors="replace").strip().splitlines() or ["no message"]
         return f"at an unknown line: py-spy: {lines[0]}"
-    return _innermost(output)
+    return _main_thread(output)
 
 
-def _innermost(dump: bytes) -> str:
+def _main_thread(dump: bytes) -> Stack | str:
     try:
         threads = msgspec.json.decode(dump, type=list[_Thread])
     except msgspec.DecodeError as error:
@@ -142,7 +175,4 @@ def _innermost(dump: bytes) -> str:
     main = next(
         (each for each in threads if each.thread_name == "MainThread"), threads[0] if threads else None
     )
-    if main is None or not main.frames:
-        return "not in Python code"
-    top = main.frames[0]
-    return f"at {top.filename}:{top.line} ({top.name})"
+    return tuple(Frame(each.name, each.filename, each.line) for each in main.frames) if main else ()

@@ -118,3 +118,51 @@ def test_a_process_that_is_not_python_is_no_hang() -> None:
             process.kill()
     assert outcome.passed
     assert "rank 0 at an unknown line: py-spy" in outcome.result
+
+
+DEADLOCK = """
+import os, sys
+import torch.distributed as dist
+
+def load_batch():
+    print("loading", flush=True)
+    sys.stdin.read()
+
+pids = []
+for rank in range(3):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=3)
+        if rank == 1:
+            load_batch()
+        dist.barrier()
+        os._exit(0)
+print(*pids, flush=True)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_rank_that_does_not_join_a_collective_is_named_with_function_and_line(tmp_path: Path) -> None:
+    script = tmp_path / "deadlock.py"
+    script.write_text(DEADLOCK)
+    # They end with the pipe that rank 1 reads from: its barrier is then the one that the others wait for.
+    with subprocess.Popen(
+        [sys.executable, script, tmp_path / "store"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        said = sorted([process.stdout.readline().split(), process.stdout.readline().split()], key=len)
+        assert said[0] == ["loading"]
+        pids = dict(enumerate(map(int, said[1])))
+        outcome = check(pids)
+        # The barrier is reached a moment after the group is formed; nothing tells from outside.
+        while not outcome.result.endswith("in barrier"):
+            outcome = check(pids)
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert outcome.passed  # one look proves no hang
+    assert (outcome.details["odd_ranks"], outcome.details["desync"]) == ("1", True)
+    assert "odd one out: rank 1 is at " in outcome.result
+    assert "deadlock.py:7 (load_batch), while 2 others wait at " in outcome.result
+    assert outcome.result.endswith("deadlock.py:16 (<module>) in barrier")
+    assert "load_batch@" in str(outcome.details["rank1_stack"])
