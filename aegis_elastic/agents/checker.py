@@ -28,6 +28,8 @@ def start_checks(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=dict(environment),
+        # Ctrl-C in a terminal is for the launcher, who ends the checks; their complaint would be noise.
+        start_new_session=True,
     )
 
 

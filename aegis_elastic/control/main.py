@@ -30,7 +30,7 @@ from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, writ
 from aegis_elastic.control.doors import AddressTaken, Doors
 from aegis_elastic.control.keeper import Fenced, Keeper
 from aegis_elastic.control.master import Master
-from aegis_elastic.control.performer import Journal, Performer
+from aegis_elastic.control.performer import Journal, Performer, set_aside
 from aegis_elastic.core.liveness import Patience
 from aegis_elastic.store.contract import StoreUnavailable
 from aegis_elastic.store.jetstream import JetStreamStore, bucket_name
@@ -116,6 +116,8 @@ async def _make_master(
     begun = await keeper.open(asked, begun_at, resume=config.resume, leads=config.leads)
     spec = begun.status.spec
     run_dir = Path(config.run_dir) if config.run_dir else Path(config.job_dir) / str(spec.generation)
+    if begun.name == "create":
+        set_aside(run_dir)
 
     def make_jwt(worker: str, public_key: str) -> tuple[str, float]:
         place = {"ns": spec.namespace, "job": spec.job_name, "worker": worker}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -24,6 +25,21 @@ JOURNAL_FILE = "journal.jsonl"
 REPORT_FILE = "report.json"
 STATUS_FILE = "status.json"
 LOG_FILE = "aegis.log"
+
+
+def set_aside(run_dir: Path) -> None:
+    """Before a job begins in this run directory: what an earlier one has left there gets a folder beside it.
+
+    Users name the same directory again and again, and two jobs in one journal are neither's.
+    """
+    left = [run_dir / name for name in (JOURNAL_FILE, REPORT_FILE, STATUS_FILE, LOG_FILE)]
+    left = [path for path in left if path.exists()]
+    if left:
+        folders = (run_dir / f"earlier-{number}" for number in itertools.count(1))
+        folder = next(folder for folder in folders if not folder.exists())
+        folder.mkdir(mode=0o700)
+        for path in left:
+            path.rename(folder / path.name)
 
 
 class Journal:

@@ -23,6 +23,9 @@ from torch.distributed.run import determine_local_world_size
 
 from aegis_elastic.control.errors import UsageError
 
+# A file name has at most 255 bytes, and torch adds an underline and eight characters of its own.
+RUN_ID_BYTES_MAX = 246
+
 
 def node_range(nnodes: str) -> tuple[int, int]:
     """`MIN:MAX` or `N` as two numbers, 1 <= min <= max."""
@@ -75,6 +78,21 @@ def conf_seconds(conf: dict[str, str], key: str, default_s: float, *, zero: bool
         wanted = "seconds, 0 or more" if zero else "seconds above 0"
         raise UsageError(f"cannot use --rdzv-conf {key}={text}: want {wanted}")
     return seconds
+
+
+def run_id(named: str, log_dir: str | None) -> None:
+    """What --rdzv-id takes: torch names the directory of the ranks' logs after it."""
+    if log_dir == os.devnull:
+        return
+    if "/" in named:
+        raise UsageError(
+            f"cannot use --rdzv-id {named!r}: the log directory is called after it; want a name without /"
+        )
+    if len(named.encode(errors="surrogateescape")) > RUN_ID_BYTES_MAX:
+        raise UsageError(
+            f"cannot use --rdzv-id {named[:40]!r}...: the log directory is called after it; want at most "
+            f"{RUN_ID_BYTES_MAX} bytes"
+        )
 
 
 def std_streams(flag: str, text: str) -> None:

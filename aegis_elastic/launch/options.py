@@ -115,6 +115,7 @@ def parse(argv: Sequence[str]) -> Options:
     static = args.rdzv_backend == "static" and not args.standalone
     node_rank = _node_rank(explicit_rank, static, most)
     endpoint = _endpoint(args, least, most)
+    inputs.run_id(args.rdzv_id, args.log_dir)
     aegis = _aegis_options(args, endpoint, explicit_rank, join_timeout_s)
     args.nproc_per_node = str(inputs.process_count(args.nproc_per_node))
     max_restarts_given = args.max_restarts is not None

@@ -51,3 +51,11 @@ def test_checks_that_are_not_wanted_any_more_end(tmp_path: Path) -> None:
     end_checks(waiting)
     assert checker.done
     assert asked.returncode is not None and waiting.returncode is not None
+
+
+def test_what_a_terminal_sends_to_the_launcher_does_not_reach_the_checks() -> None:
+    waiting = start_checks(os.environ)
+    try:
+        assert os.getsid(waiting.pid) == waiting.pid
+    finally:
+        end_checks(waiting)

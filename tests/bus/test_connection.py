@@ -356,3 +356,11 @@ def test_close_ends_a_connection_that_is_just_reconnecting(with_plane: PlaneTest
             await asyncio.wait_for(bus.close(), 8)
 
     with_plane(scenario)
+
+
+def test_names_as_long_as_names_may_be_connect(with_plane: PlaneTest) -> None:
+    async def scenario(plane: Plane) -> None:
+        bus = await plane.connect(plane.worker("ü" * 120, job="é" * 240, ns="ö" * 60))
+        assert bus.connected
+
+    with_plane(scenario)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from aegis_elastic.core import journal
 from tests.integration.harness import Job
 from tests.integration.planes import plane_processes, wait_plane, wait_successor, write_worker
 
@@ -87,3 +88,16 @@ def test_ranks_get_every_variable_that_torchrun_gives_and_none_of_ours(tmp_path:
     assert seen["aegis-run"].keys() == seen["torchrun"].keys()
     same = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     assert seen["aegis-run"][same] == seen["torchrun"][same]
+
+
+def test_a_run_directory_that_is_named_again_is_the_new_job_s_and_keeps_the_old_one_s(tmp_path: Path) -> None:
+    script, run_dir = tmp_path / "fails_once.py", tmp_path / "run"
+    script.write_text("import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
+    argv = [str(BIN / "aegis-run"), "--standalone", *FLAGS, "--aegis-run-dir", str(run_dir), str(script)]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    for _ in range(2):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+        assert "at most 3 restarts, 1 used" in done.stderr
+    for folder in (run_dir, run_dir / "earlier-1"):
+        assert journal.replay(journal.read(folder / "journal.jsonl")).ok
+        assert len(json.loads((folder / "report.json").read_bytes())["failures"]) == 1

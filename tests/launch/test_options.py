@@ -287,6 +287,8 @@ def test_a_bad_variable_of_torch_is_named(
         ([*CPU_JOB, "--rdzv-endpoint", "localhost:0"], "port 0 means any free port"),
         ([*CPU_JOB, "--rdzv-endpoint", "h:65535"], "another --aegis-fallback-port"),
         ([*CPU_JOB, "--rdzv-endpoint", "h:7", "--aegis-fallback-port", "7"], "7 as fallback port"),
+        (["--nnodes", "2", "--rdzv-id", "a/b"], "--rdzv-id 'a/b'"),
+        (["--nnodes", "2", "--rdzv-id", "é" * 124], "want at most 246 bytes"),
         (["--tee", "9"], "--tee '9': want 0 (nothing)"),
         (["--redirects", "0:x"], "--redirects '0:x'"),
         (["--local-ranks-filter", "0,x"], "--local-ranks-filter '0,x'"),
