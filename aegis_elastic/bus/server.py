@@ -266,7 +266,7 @@ class NatsServer:
                 "max_memory_store": 64 * 1024 * 1024,
                 "max_file_store": 4 * 1024 * 1024 * 1024,
             },
-            # A worker's JWT names its job and itself three times, and names may be long; 4 KiB is the default.
+            # A JWT names its worker and the job several times, and names may be long: 4 KiB is too little.
             "max_control_line": 64 * 1024,
             # A node that lost its power closes nothing: without pings its connection would look alive for
             # minutes.
