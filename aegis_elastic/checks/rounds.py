@@ -12,7 +12,6 @@ of any timeout, and the next round must not wait for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -25,13 +24,13 @@ from aegis_elastic.checks import frame
 from aegis_elastic.checks.frame import Note, Outcome, failed, passed
 from aegis_elastic.checks.request import World
 from aegis_elastic.checks.world import WorldError, connect, first_line, formed
-from aegis_elastic.core.localize import FAULTS_MAX, Group, Round, Tried, Verdict, plan, rounds_max
+from aegis_elastic.core.localize import FAULTS_MAX, Group, Tried, Verdict, plan, rounds_max
 
 # Of all the time there is, the share of the first round: the whole world takes longest to form.
 _FIRST_SHARE = 0.25
 # A round shorter than this says more about the machine's load than about its network; a longer one than that
 # tells nothing new, for the partners are all there and waiting.
-ROUND_S_MIN, ROUND_S_MAX = 1.0, 30.0
+ROUND_S_MIN, ROUND_S_MAX = 2.0, 30.0
 # Of a round: for each operation of the group, and for leaving it in good order. The rest is for the fork, the
 # connection to the store and the report.
 _OPERATION_SHARE, _LEAVE_SHARE = 0.6, 0.1
@@ -60,10 +59,14 @@ class Member:
         # Of three nodes' links two can't be told from their common node, so there one fault is assumed.
         self._faults_max = max(1, min(FAULTS_MAX, self._size - 2))
         self._history: list[Tried] = []
-        self._time_s = deadline - time.monotonic()
+        self._time_s = 0.0
+        self._overdue = 0.0
 
     def run(self) -> Verdict:
         """Take part until the verdict, the same for all. Raises `WorldError` without store or coordinator."""
+        self._set(f"left/{self._me}", str(self._deadline - time.monotonic()))
+        if self._me == 0:
+            self._agree_on_time()
         number = 0
         while True:
             if self._me == 0:
@@ -80,21 +83,37 @@ class Member:
                 self._history.append(self._collect(number, call))
             number += 1
 
+    def _agree_on_time(self) -> None:
+        """The rounds must end while everybody still listens; nodes start their checks at different times."""
+        met = time.monotonic()
+        keys = self._present([f"left/{rank}" for rank in range(self._size)], _REPORT_S)
+        self._deadline = met + min(float(self._store.get(key)) for key in keys)
+        self._time_s = self._deadline - time.monotonic()
+
     def _next(self, number: int) -> _Call:
         wanted = plan(self._size, self._history, self._faults_max)
         if isinstance(wanted, Verdict):
             return _Call(verdict=wanted)
         left_s = self._deadline - time.monotonic() - _REPORT_S
-        share_s = self._time_s * _FIRST_SHARE
-        if number:
-            # As many as one broken link takes. Two may take more: then what is left is shared anew.
-            expected = rounds_max(self._size, self._faults_max, links=1) - number
-            share_s = left_s / max(2, expected) - _REPORT_S / 2
-        timeout_s = min(ROUND_S_MAX, max(ROUND_S_MIN, share_s))
+        timeout_s = min(ROUND_S_MAX, max(ROUND_S_MIN, self._share_s(number, left_s)))
         if timeout_s > left_s:
             reason = f"no time left for round {number + 1}"
             return _Call(verdict=Verdict((), (), (), number, False, reason))
+        self._overdue = time.monotonic() + timeout_s + _REPORT_S
         return _Call(wanted, timeout_s)
+
+    def _share_s(self, number: int, left_s: float) -> float:
+        """What the time that is left allows for this round, if it fails and so takes all its time."""
+        if number == 0:
+            return self._time_s * _FIRST_SHARE
+        # As many as one broken link takes. Two may take more: then what is left is shared anew.
+        rounds = rounds_max(self._size, self._faults_max, links=1) - number
+        for_nodes = self._faults_max + 3 - number
+        if rounds > 2 * for_nodes > 0:
+            # Many rounds for links may follow, but these few are about nodes: nobody must be named for being
+            # slow to answer.
+            rounds = 2 * for_nodes
+        return left_s / max(2, rounds) - _REPORT_S / 2
 
     def _hear(self, number: int) -> _Call:
         left_s = max(0.1, self._deadline - time.monotonic())
@@ -136,21 +155,19 @@ class Member:
     def _collect(self, number: int, call: _Call) -> Tried:
         """Wait for all reports of the round, but no longer than it may take."""
         keys = {rank: f"report/{number}/{rank}" for group in call.groups for rank in group}
-        try:
-            # Members heard of the round when this node did, and its own test has taken its time already.
-            self._store.wait(list(keys.values()), timedelta(seconds=_REPORT_S + call.timeout_s))
-            silent: set[int] = set()
-        except RuntimeError:
-            silent = {rank for rank, key in keys.items() if not self._check(key)}
-        passed = tuple(
-            all(rank not in silent and self._store.get(keys[rank]) == b"" for rank in group)
-            for group in call.groups
-        )
-        return Tried(_as_round(call.groups), passed)
+        there = self._present(list(keys.values()), max(0.1, self._overdue - time.monotonic()))
+        good = {rank for rank, key in keys.items() if key in there and self._store.get(key) == b""}
+        return Tried(call.groups, tuple(good.issuperset(group) for group in call.groups))
 
-    def _check(self, key: str) -> bool:
+    def _present(self, keys: list[str], timeout_s: float) -> set[str]:
+        """Those of the keys that are there, when all are or the time is up."""
         try:
-            return bool(self._store.check([key]))
+            self._store.wait(keys, timedelta(seconds=timeout_s))
+            return set(keys)
+        except RuntimeError:
+            pass  # Time is up, or the store is lost: the look at each key says which.
+        try:
+            return {key for key in keys if self._store.check([key])}
         except RuntimeError as error:
             raise WorldError("store", f"lost the store in the rounds: {first_line(error)}") from error
 
@@ -163,10 +180,6 @@ def _sum_up(rank: int, size: int, device: torch.device) -> Outcome:
         text = f"{wrong} of {_ELEMENTS} sums over {size} nodes are wrong here"
         return failed("wrong_value", "hardware", text)
     return passed("right")
-
-
-def _as_round(groups: Sequence[Sequence[int]]) -> Round:
-    return tuple(tuple(group) for group in groups)
 
 
 def _partners(group: Group, me: int) -> str:

@@ -94,7 +94,7 @@ def test_a_node_cut_off_from_every_other_is_found_and_it_alone_must_leave(nodes:
         if other is not cut:
             cut.block(dst=other.address)
     try:
-        found = nodes.check(CONNECTION, "node", 25)
+        found = nodes.check(CONNECTION, "node", 20)
     finally:
         cut.unblock()
     assert [result.passed for result in found] == [True, True, False, True], [r.result for r in found]
@@ -108,7 +108,7 @@ def test_a_node_cut_off_from_every_other_is_found_and_it_alone_must_leave(nodes:
 def test_a_link_between_two_sound_nodes_is_found_and_nobody_must_leave(nodes: Nodes) -> None:
     nodes.hosts[1].block(dst=nodes.hosts[3].address)
     try:
-        found = nodes.check(CONNECTION, "link", 25)
+        found = nodes.check(CONNECTION, "link", 20)
     finally:
         nodes.hosts[1].unblock()
     assert [result.passed for result in found] == [True, False, True, False], [r.result for r in found]
@@ -128,7 +128,7 @@ def test_four_sound_nodes_are_through_after_one_all_reduce(nodes: Nodes) -> None
 
 @pytest.mark.parametrize(
     ("megabits", "seconds", "factors"),
-    [(200, 60, (1.5, 2.5)), pytest.param(320, 182, (1.1, 1.4), marks=pytest.mark.full)],
+    [(200, 50, (1.5, 2.5)), pytest.param(320, 182, (1.1, 1.4), marks=pytest.mark.full)],
 )
 def test_a_node_with_less_bandwidth_is_named_with_its_factor_and_nobody_else(
     nodes: Nodes, megabits: int, seconds: float, factors: tuple[float, float]
