@@ -13,7 +13,12 @@ import msgspec
 from aegis_elastic.core.accounting import charge, exceeded
 from aegis_elastic.core.messages import IndependentEnd
 from aegis_elastic.core.model import Failure
-from aegis_elastic.core.orders import Order
+from aegis_elastic.core.orders import Action, Order
+
+
+# A master that hears of our ends and can enter them into its accounts does so at once. One that still orders
+# something else after this time is in a recovery of its own, and waits for us.
+OVERRULED_S = 5.0
 
 
 class Ledger:
@@ -21,6 +26,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._ends: tuple[IndependentEnd, ...] = ()
+        self._behind: tuple[int, float] | None = None
 
     @property
     def ends(self) -> tuple[IndependentEnd, ...]:
@@ -47,6 +53,16 @@ class Ledger:
     def knows(self, incarnation: int) -> bool:
         """Whether this incarnation is known to have ended without the plane."""
         return any(end.incarnation == incarnation for end in self._ends)
+
+    def overruled(self, order: Order, ours: Order, now_s: float) -> bool:
+        """Whether to follow an order of an incarnation that we have left behind: it is newer than what we
+        left with, and the master has kept to it although it has heard us. `now_s`: monotonic, in seconds.
+        """
+        if order.action is Action.RUN or order.seq_num <= ours.seq_num:
+            return False
+        if self._behind is None or self._behind[0] != ours.incarnation:
+            self._behind = ours.incarnation, now_s
+        return now_s - self._behind[1] >= OVERRULED_S
 
     def settle(self, incarnation: int) -> None:
         """The plane is at this incarnation: what came before is in its accounts."""
