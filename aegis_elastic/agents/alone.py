@@ -15,7 +15,6 @@ from aegis_elastic.core.messages import IndependentEnd
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.orders import Action, Order
 
-
 # A master that hears of our ends and can enter them into its accounts does so at once. One that still orders
 # something else after this time is in a recovery of its own, and waits for us.
 OVERRULED_S = 5.0

@@ -8,6 +8,7 @@ reach a master in time, so everybody runs as one ordinary torchelastic world (`a
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from aegis_elastic.agents import alone
@@ -140,12 +141,16 @@ class IndependentBody(NodeBody):
         ours = self._order
         if order.action is Action.CLOSE:
             return True
-        if ours is None or order.incarnation < ours.incarnation or self._ranks is None:
+        if ours is None or self._ranks is None:
             return False
         if self._ledger.knows(ours.incarnation):
             return False  # We are on the way to the next one, which the plane can't know of yet.
+        behind = order.incarnation < ours.incarnation
+        if behind and not self._ledger.overruled(order, ours, time.monotonic()):
+            return False
         self._alone = False
-        self._ledger.settle(order.incarnation)
+        # What it has overruled is never entered into its accounts: a recovery counts its failure once.
+        self._ledger.settle(max(order.incarnation, ours.incarnation))
         self._narrate("the control plane is back: training is protected again")
         return True
 

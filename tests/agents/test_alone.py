@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from aegis_elastic.agents import alone
@@ -56,3 +57,20 @@ def test_the_next_start_keeps_every_seat() -> None:
     following = alone.next_order(order, "127.0.0.1:2")
     assert (following.incarnation, following.restart_count, following.store) == (3, 2, "127.0.0.1:2")
     assert following.seats == order.seats
+
+
+def test_a_master_that_keeps_to_its_recovery_is_followed_at_last() -> None:
+    ledger, ours = alone.Ledger(), _order(incarnation=2)
+    older = msgspec.structs.replace(_order(incarnation=1), action=Action.TROUBLESHOOT, seq_num=9)
+    assert not ledger.overruled(older, ours, 100.0), "it may not have heard of us yet"
+    assert not ledger.overruled(older, ours, 100.0 + alone.OVERRULED_S / 2)
+    assert ledger.overruled(older, ours, 100.0 + alone.OVERRULED_S)
+
+
+def test_what_a_master_said_before_we_left_or_of_training_overrules_nothing() -> None:
+    ledger, ours = alone.Ledger(), _order(incarnation=2)
+    stale = msgspec.structs.replace(_order(incarnation=1), action=Action.TROUBLESHOOT)
+    running = msgspec.structs.replace(_order(incarnation=1), seq_num=9)
+    for now_s in (0.0, 1000.0):
+        assert not ledger.overruled(stale, ours, now_s)
+        assert not ledger.overruled(running, ours, now_s)
