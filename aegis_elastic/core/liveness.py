@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 CLEAN_CLOSE = "Client Closed"
+# The bus had no answer to its pings: a word for silence. Of a process's end it knows nothing.
+STALE_CLOSE = "Stale Connection"
 # After its own restart a master doesn't know who has gone in the meantime: it asks everybody to show up
 # again.
 # What loses everybody at once is not told of everybody at the very same moment.
@@ -79,6 +81,9 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
             confirm_s = contact.closed_s + _confirm_s(contact, patience)
             if together:
                 confirm_s = max(confirm_s, contact.closed_s + patience.away_s)
+            if contact.closed_why == STALE_CLOSE:
+                # A process that is stopped or starved for a while comes back, and its ranks have trained on.
+                confirm_s = max(confirm_s, contact.heard_s + patience.silent_s)
             seen_since = contact.peers_saw_s > contact.closed_s + patience.hindsight_s
             if contact.closed_why == AWAY and not somebody:
                 continue

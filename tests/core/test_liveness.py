@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aegis_elastic.core.liveness import AWAY, CLEAN_CLOSE, Contact, Patience, judge
+from aegis_elastic.core.liveness import AWAY, CLEAN_CLOSE, STALE_CLOSE, Contact, Patience, judge
 
 PATIENCE = Patience()
-STALE = "Stale Connection"
 
 
 def contact(worker: str, heard_s: float = 0.0, **more: Any) -> Contact:
@@ -45,21 +44,32 @@ def test_one_that_comes_back_in_time_was_never_away() -> None:
 
 def test_cut_off_from_the_bus_but_seen_by_its_peers_it_is_unreachable_and_never_lost() -> None:
     for now_s in range(15, 200):
-        cut_off = contact("c", 0.0, peers_saw_s=now_s - 1.0, closed_s=15.0, closed_why=STALE)
+        cut_off = contact("c", 0.0, peers_saw_s=now_s - 1.0, closed_s=15.0, closed_why=STALE_CLOSE)
         judgement = judge([*heard("a", "b", at_s=float(now_s)), cut_off], float(now_s), PATIENCE)
         assert judgement.lost == ()
         assert judgement.unreachable == frozenset("c" if now_s >= PATIENCE.silent_s else "")
 
 
 def test_a_node_without_power_is_silent_on_both_ways_and_lost() -> None:
-    dead = contact("c", 0.0, peers_saw_s=0.0, closed_s=15.0, closed_why=STALE)
+    dead = contact("c", 0.0, peers_saw_s=0.0, closed_s=15.0, closed_why=STALE_CLOSE)
     others = heard("a", "b", at_s=19.0)
-    assert lost([*others, dead], 15.0 + PATIENCE.broken_close_s) == {"c"}
+    assert lost([*others, dead], PATIENCE.silent_s) == {"c"}
     # Its connection need not even be known to be closed.
     silent = contact("c", 0.0, peers_saw_s=3.0)
     assert lost([*others, silent], 31.0) == set()
     assert judge([*others, silent], 31.0, PATIENCE).unreachable == frozenset("c")
     assert lost([*others, silent], 33.0) == {"c"}
+
+
+def test_an_agent_that_is_stopped_for_a_while_is_suspected_but_not_lost_before_the_timeout() -> None:
+    """The bus closes its connection after two pings; its ranks know nothing of that and train on."""
+    stopped = contact("c", 1.0, peers_saw_s=1.0, closed_s=12.0, closed_why=STALE_CLOSE)
+    for now_s in range(13, 31):
+        judgement = judge([*heard("a", "b", at_s=now_s), stopped], now_s, PATIENCE)
+        assert judgement[:2] == ((), frozenset("c"))
+    assert lost([*heard("a", "b", at_s=31.0), stopped], 31.0) == {"c"}
+    back = stopped._replace(heard_s=25.0)
+    assert judge([*heard("a", "b", at_s=31.0), back], 31.0, PATIENCE)[:3] == ((), frozenset(), frozenset())
 
 
 def test_a_reset_connection_of_a_dead_process_is_not_excused_by_what_its_peers_saw_just_before() -> None:
