@@ -1,4 +1,4 @@
-"""`aegisctl`: look at a job, running or ended, and ask its master to act.
+"""`aegisctl`: look at a job, running or ended, or at this node, and ask a job's master to act.
 
 Exit codes: 0 fine, 1 a finding (a failed job, a difference, a master that doesn't answer), 2 wrong use,
 3 no such job.
@@ -18,7 +18,7 @@ from rich.console import Console
 from aegis_elastic.control.errors import BadRecord, LaunchError, NoSuchJob
 from aegis_elastic.core.journal import BadJournal, Line, encode_line, read, replay, walk
 from aegis_elastic.core.model import TERMINAL
-from aegis_elastic.launch import admin, plain, records, screen, signatures
+from aegis_elastic.launch import admin, node_checks, plain, records, screen, signatures
 from aegis_elastic.launch.follow import follow
 from aegis_elastic.launch.status_screen import render_line, render_status
 
@@ -27,6 +27,7 @@ _ABOUT = """\
 Looks at a job of aegis-run, and asks its master to act.
 
 Which job: --run-dir, or --job (or AEGIS_JOB), or else the only live job of yours on this machine.
+check, bootcheck and burn look at this machine and ask about no job.
 """
 _AFTER = "Exit codes: 0 fine, 1 a finding or a failed job, 2 wrong use, 3 no such job."
 
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     told = add("signatures", _signatures, "Say of every line of a log what it tells, and what fits.", as_json)
     told.add_argument("log", metavar="FILE|-", help="a log file; - reads standard input")
+    node_checks.add_commands(add, as_json)
     leave = add("quit", _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
     leave.add_argument("--reason", default="asked by aegisctl quit", help="why, for the report")
     return parser
