@@ -21,6 +21,7 @@ import msgspec
 from aegis_elastic.bus import names
 from aegis_elastic.bus.contact import Hello, Welcome
 from aegis_elastic.bus.subscription import Message as BusMessage
+from aegis_elastic.control.clock import SteadyClock
 from aegis_elastic.control.config import write_private
 from aegis_elastic.control.doors import Refused
 from aegis_elastic.control.keeper import Keeper
@@ -95,6 +96,7 @@ class Master:
         self._plane = plane
         self._tell = tell
         self._roll = Roll(patience)
+        self._clock = SteadyClock()
         self._events: list[Event] = []
         self._answers: dict[str, asyncio.Future[str]] = {}
         self._wake = asyncio.Event()
@@ -322,7 +324,7 @@ class Master:
         lost_s = math.inf if self._status.phase in TERMINAL else judgement.next_s
         due = min(lost_s, self._verdict(judgement.suspects, mono).wait_until, self._repeat_at)
         if self._status.deadline > 0:
-            due = min(due, mono + self._status.deadline - time.time())
+            due = min(due, mono + self._status.deadline - self._clock.now(waiting=True))
         return max(due - mono, 0.005) if math.isfinite(due) else REPEAT_S
 
     def _verdict(self, suspects: frozenset[str], mono: float) -> Any:
@@ -344,7 +346,7 @@ class Master:
         self._events.extend(errors)
 
     async def _advance(self, events: Sequence[Event]) -> None:
-        now = time.time()
+        now = self._clock.now(waiting=self._status.deadline > 0)
         status, done = self._status, []
         for event in events:
             made = step(status, event, now)
