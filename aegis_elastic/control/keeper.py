@@ -45,7 +45,8 @@ class Keeper:
     async def open(self, spec: JobSpec, now: float, *, resume: bool, leads: int = 0) -> Transition:
         """The status to go on with: the record's, or a new one. Named "adopt" or "create" like journal lines.
 
-        A terminal record is archived and the next generation begins; so is one that isn't to be resumed.
+        A terminal record is archived and the next generation begins; so is one that isn't to be resumed, or
+        of a job of another size: its seats would leave some of the new nodes without work, or wait for ever.
         But a generation that this plane `leads` is always gone on with: its agents know no other, and if it
         has ended they may not have heard so.
         """
@@ -56,13 +57,19 @@ class Keeper:
             return begun
         self._revision = entry.revision
         status = await self._read(entry.value)
-        if status.spec.generation == leads or (status.phase not in TERMINAL and resume):
+        old = status.spec
+        same_size = (old.worker_num, old.min_worker_num) == (spec.worker_num, spec.min_worker_num)
+        if old.generation == leads or (status.phase not in TERMINAL and resume and same_size):
+            if old.max_retry != spec.max_retry:
+                logger.warning(
+                    "continued with its limit of %d restarts, not %d", old.max_retry, spec.max_retry
+                )
             # Our predecessor may have died before it wrote all workers' records: write them all.
             await self._put_workers(record.split(status).workers)
             self._saved = status
             return journal.adopted(status)
         await self._archive(status, entry.value)
-        next_generation = msgspec.structs.replace(spec, generation=status.spec.generation + 1)
+        next_generation = msgspec.structs.replace(spec, generation=old.generation + 1)
         begun = journal.begin(next_generation, now)
         await self.save(begun.status)
         return begun

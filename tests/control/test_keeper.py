@@ -110,6 +110,20 @@ def test_an_anonymous_job_is_never_continued() -> None:
     run(scenario)
 
 
+def test_a_job_of_another_size_is_another_job_unless_it_runs_already() -> None:
+    async def scenario(store: MemoryStore) -> None:
+        keeper = Keeper(store)
+        begun = await keeper.open(spec(), NOW, resume=True)
+        status = joined(begun.status, "a")
+        await keeper.save(status)
+        bigger = spec(worker_num=status.spec.worker_num + 1)
+        assert (await Keeper(store).open(bigger, NOW + 60, resume=True, leads=1)).status == status
+        again = await Keeper(store).open(bigger, NOW + 61, resume=True)
+        assert (again.name, again.status.spec.generation, again.status.pods) == ("create", 2, ())
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_the_generation_that_the_plane_leads_is_gone_on_with_however_it_stands(over: bool) -> None:
     async def scenario(store: MemoryStore) -> None:
