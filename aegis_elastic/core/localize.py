@@ -288,7 +288,8 @@ class _Search:
 
     def _links(self) -> _Asking:
         """Find every broken link between sound nodes."""
-        rest = [node for node in range(self._nodes) if node not in self._broken()]
+        broken = self._broken()
+        rest = [node for node in range(self._nodes) if node not in broken]
         # Also a limit for results that contradict each other: each turn settles two nodes at least.
         while (group := self._unsettled(rest)) and self._explanations():
             if group not in self._failed:
