@@ -12,7 +12,8 @@ The request is one JSON object, read until the end of the input:
   rankPids      {global rank: pid} of the training processes that should be alive
   exits         {global rank: {exitCode signal exception}} of those that have ended
   budgetsS      {check: seconds} instead of the defaults
-  baseline      the "details" of an earlier rdma result; rdmaRoot, slowFactor: see CheckRequest
+  baseline      the "details" of earlier rdma and gpu results, in one object
+  more          rdmaRoot, kernelLog, peerMedians, exclusiveGpus, slowFactor: see CheckRequest
 
 A line is a CheckResult: checkType pass result timeStamp durationS finding scope details. Lines come as the
 checks end; the end of the output says that all are done. Exit code 0 however the checks ended, 2 for a bad
@@ -22,6 +23,7 @@ request. It ends with the process (strictly: the thread) that started it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import msgspec
@@ -40,6 +42,8 @@ def main(argv: list[str]) -> int:
         print(f"cannot run the checks: unexpected argument {argv[0]!r}, see --help", file=sys.stderr)
         return 2
     die_with_parent(os.getppid())
+    # An interrupt at the terminal reaches everybody there; it is for whoever asked us, and ends us with them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     runner.load()
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckRequest)

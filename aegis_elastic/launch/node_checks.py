@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -140,26 +141,25 @@ def _alone(nproc: int, port: int, cuda: bool) -> World:
 def _ask(request: CheckRequest, quiet: bool) -> list[CheckResult]:
     """All results, in the order in which they were asked for; bars meanwhile where people look on."""
     budgets = {name: request.budgets_s.get(name, DEFAULT_BUDGETS_S[name]) for name in request.checks}
-    checker = Checker(request, start_checks(os.environ))
     started = time.monotonic()
     shown: set[str] = set()
-    with Bars(quiet) as bars, selectors.DefaultSelector() as selector:
+    with ExitStack() as undo:
+        checker = Checker(request, start_checks(os.environ))
+        undo.callback(lambda: None if checker.done else checker.cancel())
+        bars = undo.enter_context(Bars(quiet))
+        selector = undo.enter_context(selectors.DefaultSelector())
+        selector.register(checker, selectors.EVENT_READ)
         for name in request.checks:
             # What needs torch waits for its import and for each other.
             bars.add(name, budgets[name] + (IMPORT_BUDGET_S if name in TORCH else 0.0))
-        try:
-            selector.register(checker, selectors.EVENT_READ)
-            while not checker.done:
-                if selector.select(_TICK_S if bars.visible else None):
-                    checker.read()
-                for result in checker.results:
-                    if result.check_type not in shown:
-                        shown.add(result.check_type)
-                        bars.end(result.check_type, result.passed)
-                bars.advance(time.monotonic() - started)
-        finally:
-            if not checker.done:
-                checker.cancel()
+        while not checker.done:
+            if selector.select(_TICK_S if bars.visible else None):
+                checker.read()
+            for result in checker.results:
+                if result.check_type not in shown:
+                    shown.add(result.check_type)
+                    bars.end(result.check_type, result.passed)
+            bars.advance(time.monotonic() - started)
     return sorted(checker.results, key=lambda result: request.checks.index(result.check_type))
 
 
