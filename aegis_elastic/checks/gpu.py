@@ -8,16 +8,17 @@ advice; the gravest decides. NVML calls can hang for ever on a dead card: that i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import pynvml
 
 from aegis_elastic.checks import gpu_faults, gpu_links, gpu_memory, gpu_speed, gpu_tenants
 from aegis_elastic.checks.frame import Note, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.kernel_log import address
-from aegis_elastic.checks.nvml import Card, Problem, ask
+from aegis_elastic.checks.nvml import Card, Probe, Problem, ask
 from aegis_elastic.checks.request import CheckRequest
 
-PROBES = (*gpu_memory.PROBES, *gpu_speed.PROBES, *gpu_links.PROBES)
+PROBES: tuple[Probe, ...] = (*gpu_memory.PROBES, *gpu_speed.PROBES, *gpu_links.PROBES)
 
 
 def check(request: CheckRequest, note: Note) -> Outcome:
@@ -116,25 +117,53 @@ def _open(index: int, baseline: Mapping[str, Scalar], details: dict[str, Scalar]
 
 
 def _examine(card: Card, request: CheckRequest) -> list[Problem]:
+    """Everything that is wrong with this card.
+
+    A card that stumbles over one question is noted; one that stumbles over most of them is broken.
+    """
+    ours = gpu_tenants.ours(request.rank_pids.values())
     problems: list[Problem] = []
-    try:
-        for probe in PROBES:
+    unanswered: list[str] = []
+    others: Probe = partial(gpu_tenants.leftovers, ours=ours, exclusive=request.exclusive_gpus)
+    for probe in (*PROBES, others):
+        try:
             problems += probe(card)
-        ours = gpu_tenants.ours(request.rank_pids.values())
-        problems += gpu_tenants.leftovers(card, ours, request.exclusive_gpus)
-    except pynvml.NVMLError as error:
-        problems.append(_error(error))
+        except pynvml.NVMLError as error:
+            problem = _error(error)
+            if problem.finding != "gpu.error":
+                return [*problems, problem]
+            unanswered.append(str(error))
+    if unanswered:
+        card.facts["unanswered"] = ", ".join(dict.fromkeys(unanswered))
+    if len(unanswered) > len(PROBES) / 2:
+        problems.append(Problem("gpu.error", "hardware", f"doesn't answer: {unanswered[0]}", "drain"))
     return problems
 
 
 def _error(error: pynvml.NVMLError) -> Problem:
-    if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
-        return Problem("gpu.lost", "hardware", "has fallen off the bus (GPU is lost)", "drain")
-    if error.value == pynvml.NVML_ERROR_RESET_REQUIRED:
-        return Problem("gpu.reset_required", "hardware", "must be reset", "reset")
-    if error.value == pynvml.NVML_ERROR_INSUFFICIENT_POWER:
-        text = "doesn't get enough power: look at its cables and the node's supplies"
-        return Problem("gpu.power", "hardware", text, "isolate")
-    if error.value == pynvml.NVML_ERROR_IRQ_ISSUE:
-        return Problem("gpu.interrupt", "hardware", "doesn't get its interrupts through", "drain")
-    return Problem("gpu.error", "hardware", f"doesn't answer: {error}", "drain")
+    found = _ERRORS.get(error.value)
+    return found or Problem("gpu.error", "hardware", f"doesn't answer: {error}", "drain")
+
+
+_ERRORS = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: Problem(
+        "gpu.lost", "hardware", "has fallen off the bus (GPU is lost)", "drain"
+    ),
+    pynvml.NVML_ERROR_RESET_REQUIRED: Problem("gpu.reset_required", "hardware", "must be reset", "reset"),
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: Problem(
+        "gpu.power",
+        "hardware",
+        "doesn't get enough power: look at its cables and the node's supplies",
+        "isolate",
+    ),
+    pynvml.NVML_ERROR_IRQ_ISSUE: Problem(
+        "gpu.interrupt", "hardware", "doesn't get its interrupts through", "drain"
+    ),
+    pynvml.NVML_ERROR_CORRUPTED_INFOROM: Problem(
+        "gpu.inforom", "hardware", "has lost its board's records (InfoROM): replace it", "isolate"
+    ),
+    # A container that sees a card and may not use it: nothing is wrong with the card.
+    pynvml.NVML_ERROR_NO_PERMISSION: Problem(
+        "gpu.denied", "software", "may not be used from here: give the container this device", "restart"
+    ),
+}

@@ -27,6 +27,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 _FALLEN = re.compile(r"GPU (?:at )?(?:PCI:)?(?P<bus>[0-9a-fA-F:.]+).*fallen off the bus")
 _SWITCH = re.compile(r"SXid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 _RECOVERED = re.compile(r"recovery action changed from .* to 0x0\b")
+_DRIVERS = (b"NVRM", b"SXid")  # of all records only these are looked at: a log holds tens of thousands
 _DRIVER_LOADS = "NVRM: loading NVIDIA"
 
 
@@ -49,7 +50,8 @@ class Record(NamedTuple):
 
 
 def read(path: str) -> Iterator[Record]:
-    """All records there are now. Raises OSError where the log can't be read (a container's right)."""
+    """All records there are now of NVIDIA's drivers. Raises OSError where the log can't be read (a container
+    may not)."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # A character device gives one record a read; a file (a saved log) any number of lines.
@@ -66,11 +68,15 @@ def read(path: str) -> Iterator[Record]:
             if not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
-            yield from map(_record, lines)
-        if rest:
+            yield from map(_record, filter(_is_drivers, lines))
+        if _is_drivers(rest):
             yield _record(rest)
     finally:
         os.close(fd)
+
+
+def _is_drivers(line: bytes) -> bool:
+    return any(name in line for name in _DRIVERS)
 
 
 def _record(line: bytes) -> Record:

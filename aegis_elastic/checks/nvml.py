@@ -1,7 +1,7 @@
 """Asking NVML, and what an answer amounts to: the common ground of the gpu check's probes.
 
 Drivers and cards differ in what they know. A question that one doesn't know has the answer None, which is
-never a fault; any other error is the card's own and goes up to whoever examines it.
+never a fault; errors that only a broken card gives go up to whoever examines it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ import pynvml
 
 from aegis_elastic.checks.frame import Scalar
 
-_UNKNOWN_QUESTION = frozenset(
+# Errors that speak of the card or of its driver. All others speak of the question: not supported, not in this
+# library, not with these rights, no such link, another version of the structure.
+CARD_ERRORS = frozenset(
     {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        # A monitoring container without the rights for one question is no broken card.
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        25,  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH; older nvidia-ml-py has no name for it
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_INSUFFICIENT_POWER,
+        pynvml.NVML_ERROR_IRQ_ISSUE,
+        pynvml.NVML_ERROR_CORRUPTED_INFOROM,
+        pynvml.NVML_ERROR_OPERATING_SYSTEM,
+        pynvml.NVML_ERROR_TIMEOUT,
+        pynvml.NVML_ERROR_UNKNOWN,
     }
 )
 
@@ -72,13 +77,13 @@ Probe = Callable[[Card], "list[Problem]"]
 
 
 def ask(question: Callable[..., Any], *arguments: object) -> Any:
-    """The answer, or None where card or driver don't know the question. Raises NVMLError for the rest."""
+    """The answer, or None where card or driver don't know the question. Raises NVMLError of `CARD_ERRORS`."""
     try:
         return question(*arguments)
     except pynvml.NVMLError as error:
-        if error.value in _UNKNOWN_QUESTION:
-            return None
-        raise
+        if error.value in CARD_ERRORS:
+            raise
+        return None
 
 
 def field(handle: object, number: int | None) -> int | None:

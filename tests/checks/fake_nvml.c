@@ -207,8 +207,10 @@ int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *up)
 {
     GATE(INDEX(device));
     long long has = state(INDEX(device), "nvlinks", 18);
-    if (link >= has)
+    if (!has)
         return NOT_SUPPORTED;
+    if (link >= has)
+        return INVALID; /* as the driver does: the card has fewer links than the library knows */
     *up = link < state(INDEX(device), "nvlinks_up", has);
     return SUCCESS;
 }

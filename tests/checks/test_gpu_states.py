@@ -75,7 +75,24 @@ FAULTS = {
     "no interrupts": Fault(
         gpu("error:nvmlDeviceGetHandleByIndex_v2 11"), "gpu.interrupt", "hardware", "drain"
     ),
-    "no answer": Fault(gpu("error:nvmlDeviceGetTemperature 999"), "gpu.error", "hardware", "drain"),
+    "no interrupts when asked": Fault(
+        gpu("error:nvmlDeviceGetTemperature 11"), "gpu.interrupt", "hardware", "drain"
+    ),
+    "InfoROM": Fault(gpu("error:nvmlDeviceGetTotalEccErrors 14"), "gpu.inforom", "hardware", "isolate"),
+    "not for this container": Fault(
+        gpu("error:nvmlDeviceGetHandleByIndex_v2 4"), "gpu.denied", "software", "restart"
+    ),
+    "no answer at all": Fault(
+        gpu("error:nvmlDeviceGetHandleByIndex_v2 999"), "gpu.error", "hardware", "drain"
+    ),
+    "no name": Fault(gpu("error:nvmlDeviceGetName 999"), "gpu.error", "hardware", "drain"),
+    "no answer to most questions": Fault(
+        gpu(*(f"error:nvmlDevice{name} 999" for name in (
+            "GetFieldValues", "GetTotalEccErrors", "GetSramEccErrorStatus", "GetRemappedRows",
+            "GetRetiredPagesPendingStatus", "GetTemperature",
+        ))),
+        "gpu.error", "hardware", "drain",
+    ),
     "action: reset": Fault(gpu("recovery_action 1"), "gpu.recovery_action", "hardware", "reset"),
     "action: reboot": Fault(gpu("recovery_action 2"), "gpu.recovery_action", "hardware", "drain"),
     "action: drain P2P": Fault(gpu("recovery_action 3"), "gpu.recovery_action", "hardware", "drain"),
@@ -170,6 +187,7 @@ HEALTHY = {
         "* error:nvmlDeviceRegisterEvents 3", "* error:nvmlDeviceGetNvLinkState 3",
         "* error:nvmlDeviceGetComputeRunningProcesses_v3 3",
     ),
+    "one question unanswered": gpu("error:nvmlDeviceGetGpuFabricInfoV 999"),
     "no rights": gpu("* error:nvmlDeviceGetPcieReplayCounter 4", "* error:nvmlDeviceGetRemappedRows 4"),
     "no NVLink": gpu("* nvlinks 0"),
     "NVLink without bridges": gpu("* nvlinks_up 0"),
