@@ -32,7 +32,7 @@ def leftovers(card: Card, ours: Collection[int], exclusive: bool) -> list[Proble
         if not line:
             unseen += 1
             continue
-        orphan = _state(process.pid) in ("Z", "X") or (line[1:] == [1] and _is_rank(process.pid))
+        orphan = _state(process.pid) in ("Z", "X") or (_is_adopted(line) and _is_rank(process.pid))
         if not set(line).isdisjoint(ours) or not (exclusive or orphan):
             continue
         what = "an orphaned process" if orphan else "a process that is not ours"
@@ -68,6 +68,11 @@ def _stat(pid: int) -> list[str]:
             return file.read().rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def _is_adopted(line: list[int]) -> bool:
+    """Whether its parent is one that takes up orphans: the first process, or a user's service manager."""
+    return line[1:] == [1] or (len(line) > 1 and _name(line[1]) == "systemd")
 
 
 def _is_rank(pid: int) -> bool:
