@@ -102,7 +102,7 @@ class Master:
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
         self._told_started: set[tuple[str, int]] = set()
-        self._closed = False
+        self._over = asyncio.Event()
         self._adopt_or_create(begun, begun_at)
 
     @property
@@ -179,6 +179,8 @@ class Master:
             return self.view()
         if op == "quit":
             self.feed(Quit(str(args.get("reason", "asked by aegisctl"))))
+            # Whoever asks may take the plane away next: the report is to be written by then.
+            await self._over.wait()
             return {"phase": self._status.phase.value}
         raise ValueError(f"no operation is called {op!r}; there are status and quit")
 
@@ -405,12 +407,12 @@ class Master:
             await self._performer.publish_order(self._status)
 
     async def _close(self) -> None:
-        if self._closed:
+        if self._over.is_set():
             return
-        self._closed = True
         await self._performer.close_job(self._run_dir, self._book, self._status)
         write_private(self._run_dir / STATUS_FILE, msgspec.json.encode(self.view()))
         await self._performer.publish_order(self._status)
+        self._over.set()
 
     # ------------------------------------------------------------ beside the decisions
 

@@ -27,10 +27,10 @@ from aegis_elastic.agents.torch_seam import JobIdentity, command_of, run_log_dir
 from aegis_elastic.bus.secret import SecretError, find_secret
 from aegis_elastic.control import hosts, places, worker_names
 from aegis_elastic.control.config import PlaneConfig
-from aegis_elastic.control.errors import UsageError
+from aegis_elastic.control.errors import LaunchError, UsageError
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import screen
+from aegis_elastic.launch import admin, screen
 from aegis_elastic.launch.options import Options
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 EXIT_JOB_FAILED = 1
+QUIT_TIMEOUT_S = 3.0
 
 
 def narrate(text: str) -> None:
@@ -87,12 +88,27 @@ class Launcher:
                 link.start(options.join_timeout_s)
             try:
                 outcome = agent.supervise()
+                self._quit_if_interrupted(outcome)
             finally:
                 link.close()
                 if self._host is not None:
                     self._host.close()
         inbox.close()
         return self._end(outcome)
+
+    def _quit_if_interrupted(self, outcome: Outcome) -> None:
+        """Ctrl-C at a job of one node ends the job, not just a node of it: nothing failed, and what is
+        started next under that name is another one. A job that schedulers take away by SIGTERM comes back.
+        """
+        alone = self._options.config.max_nodes == 1
+        if outcome.code != 128 + signal.SIGINT or not alone or self._host is None:
+            return
+        try:
+            way = admin.load(self._host.run_dir)
+            if way is not None:
+                admin.call(way, "quit", {"reason": "interrupted by SIGINT"}, timeout_s=QUIT_TIMEOUT_S)
+        except LaunchError as error:
+            logger.warning("the job's record stays open, and a next start goes on with it: %s", error)
 
     # ------------------------------------------------------------ beginnings
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from aegis_elastic.core import journal
-from tests.integration.harness import Job
+from tests.integration.harness import Job, wait_for
 from tests.integration.planes import plane_processes, wait_plane, wait_successor, write_worker
 
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
@@ -101,3 +101,20 @@ def test_a_run_directory_that_is_named_again_is_the_new_job_s_and_keeps_the_old_
     for folder in (run_dir, run_dir / "earlier-1"):
         assert journal.replay(journal.read(folder / "journal.jsonl")).ok
         assert len(json.loads((folder / "report.json").read_bytes())["failures"]) == 1
+
+
+def test_an_interrupted_job_of_one_node_is_over_and_has_used_no_restart(tmp_path: Path) -> None:
+    script = write_worker(tmp_path)
+    with Job(tmp_path, max_restarts=0, flags=FLAGS) as job:
+        for generation in (1, 2):
+            launch = job.start(script, str(tmp_path))
+            run_dir = str(generation)
+            wait_for(lambda: job.run_dir is not None and job.run_dir.name == run_dir, f"run {run_dir}")  # noqa: B023
+            wait_for(lambda: bool(job.view()), "a journal")
+            job.wait_phase("RunCommand", 1)
+            job.wait_ranks(1, restart_count=0)
+            launch.kill(signal.SIGINT)
+            assert launch.wait() == 128 + signal.SIGINT
+            view = job.status()
+            assert (view["phase"], view["recoverCount"]) == ("Failed", 0)
+            assert "interrupted by SIGINT" in job.report()["failReason"]
