@@ -56,6 +56,7 @@ def _error(e: Edge) -> bool:
     return (
         now.failed
         and b.root == was.name
+        and b.clues == getattr(e.move.event, "clues", None)
         and now.last_failed_reason == "exit code 1"
         and now.updated_timestamp == NOW
         and now.store == getattr(e.move.event, "store", "")
@@ -100,7 +101,7 @@ def _arrival(e: Edge) -> bool:
     if dismissed:
         return False
     if was is None or now is None:
-        return _spare_waits(a, b, e.move.worker)
+        return _spare_waits(a, b, e.move.worker, getattr(e.move.event, "ordinal", None))
     missed = was.restarted or (not was.gone and not _ranks_done(a, was))
     life = (now.uid, now.node_name, now.gone) == (f"{was.name}.2", node, False)
     same = (now.finished, now.failed, now.faulty, now.retries) == (
@@ -112,13 +113,14 @@ def _arrival(e: Edge) -> bool:
     return life and same and now.restarted == missed and now.updated_timestamp == NOW and b.spares == a.spares
 
 
-def _spare_waits(a: Status, b: Status, worker: str) -> bool:
+def _spare_waits(a: Status, b: Status, worker: str, ordinal: int | None) -> bool:
     waiting = [p for p in b.spares if p.name == worker]
     fresh = (
         len(waiting) == 1 and waiting[0].inner_phase is Phase.PENDING and waiting[0].updated_timestamp == NOW
     )
     return (
         fresh
+        and waiting[0].ordinal == ordinal
         and b.pods == a.pods
         and [p.name for p in b.spares if p.name != worker] == [p.name for p in a.spares if p.name != worker]
     )

@@ -92,7 +92,7 @@ def _rested(s: Status) -> bool:
         return s.deadline == 0.0
     if s.phase is Phase.RUN_COMMAND:
         return s.deadline == 0.0 and s.entries == 0
-    return s.phase is not Phase.TROUBLESHOOTING or s.deadline == 0.0
+    return s.phase not in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING) or s.deadline == 0.0
 
 
 def _lost_is_marked(s: Status) -> bool:

@@ -32,6 +32,7 @@ SOURCES: dict[str, Path] = {
 _PACKAGE = "aegis_mutant"
 # Words for people, and the shape of values: nothing is decided there.
 _LEFT_ALONE = {"names_of", "Transition", "Rule"}
+_WORDS = {"names_of", "join"}
 
 Change = Callable[[Any], None]
 Variant = tuple[str, Change]
@@ -216,6 +217,10 @@ def mutants() -> Iterator[Mutant]:
                 yield Mutant(source, line, lines[line - 1].strip(), change, place, variant)
 
 
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
 def _variants(node: ast.AST) -> Iterator[Variant]:
     for operator in OPERATORS:
         yield from operator(node)
@@ -240,10 +245,13 @@ def _aside(node: ast.AST) -> list[ast.AST]:
         return [node.args, *([node.returns] if node.returns else [])]
     if isinstance(node, ast.AnnAssign):
         return [node.annotation]
-    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "names_of":
+    if (
+        isinstance(node, ast.Call)
+        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in _WORDS
+    ):
         return [node]
-    said = isinstance(node, ast.IfExp) and isinstance(node.body, ast.JoinedStr)
-    told = isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr)
+    said = isinstance(node, ast.IfExp) and _is_text(node.body)
+    told = isinstance(node, ast.Assign) and _is_text(node.value)
     return [node] if said or told else []
 
 

@@ -37,6 +37,8 @@ def _faulty_leaves(e: Edge) -> bool:
     done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
     # Whoever shares a faulty node leaves with it.
     faulty = {p.name for p in a.pods if p.node_name in _bad_nodes(a)}
+    if any(p.node_name in _bad_nodes(a) for p in b.spares) and e.transition.name == "leave":
+        return b.phase is Phase.FAILED
     if not turn(e, *CHECKED) or not done or not faulty or exceeded(a):
         return e.transition.name != "leave"
     if a.phase is Phase.BOOT_CHECKING:
@@ -200,7 +202,8 @@ def _independent_end(e: Edge) -> bool:
         return e.transition.name != "independent_end"
     failed = any(p.failed for p in a.pods)
     over = bool(a.pods) and all(p.finished or p.gone for p in a.pods)
-    return (b.phase in TERMINAL) == (failed or over) and (b.phase is Phase.FAILED or not failed)
+    good = over and not failed and any(p.finished for p in a.pods)
+    return (b.phase in TERMINAL) == (failed or over) and (b.phase is Phase.SUCCEED) == good
 
 
 def _independence_stays(e: Edge) -> bool:
@@ -233,7 +236,10 @@ def _merged_once(e: Edge) -> bool:
     fresh = all(
         not p.finished and not p.failed and not p.faulty and p.updated_timestamp == NOW for p in b.pods
     )
-    aligned = all(p.retries == b.recover_count == a.recover_count + new for p in b.pods)
+    told = [p.last_failed_reason for p in b.pods if p.name == e.move.worker] == [
+        getattr(e.move.event, "reason", "")
+    ]
+    aligned = told and all(p.retries == b.recover_count == a.recover_count + new for p in b.pods)
     rested = (b.entries, b.deadline, b.checks, b.clues, b.root) == (0, 0.0, (), (), "")
     return b.phase is Phase.RUN_COMMAND and aligned and fresh and kept and rested
 

@@ -129,7 +129,7 @@ def _loss_counted(e: Edge) -> bool:
         return True
     b = e.transition.status
     who = {p.name for p in lost(e.before)}
-    told = all(p.last_failed_reason for p in b.pods if p.name in who)
+    told = b.root != "" and all(p.last_failed_reason for p in b.pods if p.name in who)
     return b.phase is Phase.RESTARTING and b.entries == 1 and told and _charged(e, who)
 
 
@@ -281,7 +281,7 @@ def _ready_when_back(e: Edge) -> bool:
 def _fresh_phase(e: Edge) -> bool:
     """A new phase starts from nothing: nobody has finished it, no fact is pending."""
     b = e.transition.status
-    if not moved(e) or b.phase not in (*CHECKED, Phase.RUN_COMMAND):
+    if not moved(e) or b.phase not in (*CHECKED, Phase.RUN_COMMAND) or e.transition.name == "merged":
         return True
     return all(
         p.inner_phase is b.phase
@@ -301,9 +301,12 @@ def _incarnation_grows(e: Edge) -> bool:
 def _order_is_complete(e: Edge) -> bool:
     """An order to form a process group hands out the first worker's store, and names the checks to run."""
     a, b = e.before, e.transition.status
-    if not moved(e):
-        return True
+    if not moved(e) or e.transition.name == "merged":
+        # The agents that restarted among themselves have a store already.
+        return not moved(e) or b.store == ""
     if b.phase is Phase.BOOT_CHECKING:
+        if [p.name for p in b.pods] != [p.name for p in first_order(a.pods)]:
+            return False
         wanted = (first_order(a.pods)[0].store, recovery.BOOT_CHECKS[a.spec.bootcheck])
         return (b.store, b.checks) == wanted
     if b.phase is Phase.TROUBLESHOOTING:

@@ -129,6 +129,7 @@ def _canonical_pod(pod: PodInfo) -> PodInfo:
         node_name=pod.node_name,
         pod_ip="",
         nproc=1,
+        ordinal=pod.ordinal,
         inner_phase=pod.inner_phase,
         finished=pod.finished,
         retries=pod.retries,
@@ -201,7 +202,8 @@ def address(worker: str) -> str:
 def join(worker: str, life: int, on: frozenset[str] = frozenset()) -> Join:
     """First contact of that life of a worker; every worker has a node of its own, or all share one."""
     node = "node-of-all" if "shared" in on else f"node-of-{worker}"
-    return Join(worker, f"{worker}.{life}", node, "", 1)
+    ordinal = int(worker[1:]) - 1 if "ordinals" in on else -1
+    return Join(worker, f"{worker}.{life}", node, "", 1, ordinal)
 
 
 def finish(s: Status, pod: PodInfo, *, findings: tuple[Finding, ...] = (), store: str = "") -> Finish:
@@ -211,7 +213,7 @@ def finish(s: Status, pod: PodInfo, *, findings: tuple[Finding, ...] = (), store
 
 def error(s: Status, pod: PodInfo, *, store: str = "") -> Error:
     """A current Error of that worker."""
-    return Error(pod.name, pod.uid, s.incarnation, s.seq_num, "exit code 1", store=store)
+    return Error(pod.name, pod.uid, s.incarnation, s.seq_num, "exit code 1", clues=("network",), store=store)
 
 
 def not_current(s: Status) -> Iterator[Event]:
@@ -234,8 +236,14 @@ def not_current(s: Status) -> Iterator[Event]:
             yield finish(s, pod, findings=HARDWARE)
         if pod.gone:
             yield error(s, pod)
+        if pod.store:
+            yield Offer(pod.name, pod.uid, pod.store)
         if not pod.gone:
             yield Join(pod.name, pod.uid, pod.node_name, "", 1)
+    for spare in s.spares:
+        yield Join(spare.name, spare.uid, spare.node_name, "", 1)
+    yield Offer("nobody", "nobody.1", "stale:1")
+    yield Independent("nobody", s.incarnation, "stale")
     yield Finish("nobody", "nobody.1", s.incarnation, s.seq_num)
     yield Error("nobody", "nobody.1", s.incarnation, s.seq_num, "stale")
 
@@ -257,10 +265,18 @@ def protected(s: Status) -> bool:
 
 # Small worlds in which mutants are hunted, smallest first: every kind of event, every bound reached soon.
 SMALL: tuple[World, ...] = (
-    _world("small bootcheck", spec(2, 0, budget=1), 2, "finish software hardware join offer stores"),
+    _world(
+        "small bootcheck", spec(2, 0, budget=1), 2, "finish software hardware lost join offer stores ordinals"
+    ),
     _world("shared node", spec(2, 1, budget=1), 3, "finish hardware join error shared", formed=True),
     _world("small faulty", spec(2, 1, budget=1), 3, "finish hardware join error", formed=True),
-    _world("small outage", spec(2, 1, budget=1), 2, "finish lost error independent ended", formed=True),
+    _world(
+        "small outage",
+        spec(2, 1, budget=1),
+        2,
+        "finish lost join error independent ended stores",
+        formed=True,
+    ),
     _world("small stores", spec(2, 0, budget=1), 2, "finish lost join error stores", formed=True),
     _world("three independent", spec(3, 0, budget=1), 3, "finish lost error expire", formed=True),
     _world("small forming", spec(2, 0, least=1, budget=1), 2, "finish lost join expire"),
