@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aegis_elastic.agents import alone
+from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.body import Outcome
 from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.independence import CLOSE_S, PLANE_RETURN_S, IndependentBody
@@ -52,7 +53,7 @@ class AegisElasticAgent(IndependentBody):
         if isinstance(item, Order):
             self._on_order(item)
         elif isinstance(item, Joined):
-            self._say_again()
+            self._on_joined()
         elif isinstance(item, NotJoined):
             self._fall_back(item.reason)
         elif isinstance(item, Refused):
@@ -107,6 +108,18 @@ class AegisElasticAgent(IndependentBody):
             else:
                 self._end_by_plane(self._check if order.action is Action.TROUBLESHOOT else self._finish)
                 self._check_meanwhile(order)
+
+    def _on_joined(self) -> None:
+        """If we had orders, they were of a job that has ended without us: what we did counts no more."""
+        if self._order is not None and not self._from_start:
+            self._narrate("the control plane leads a new job of this name: starting anew with it")
+            if self._old_peers is not None:
+                self._old_peers.close()
+            self._old_peers, self._peers = self._peers, None
+            self._order, self._deadline = None, None
+            self._alone, self._ledger = False, Ledger()
+            self._stop_then(lambda: None)
+        self._say_again()
 
     def _on_repeated(self, order: Order) -> None:
         """Our Error is unanswered, and yet the master speaks: it lives, and is finding out whose failure came

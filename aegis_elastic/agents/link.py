@@ -55,7 +55,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Joined:
-    """First contact was made: the job has us. `proven`: a join secret vouched for both sides."""
+    """First contact was made: the job has us. `proven`: a join secret vouched for both sides.
+
+    Comes again if the plane leads another generation of the job by now: orders are numbered anew there.
+    """
 
     welcome: Welcome
     proven: bool
@@ -115,6 +118,7 @@ class PlaneLink:
         self._late = False
         self._introduction: asyncio.Task[None] | None = None
         self._renew_at_s = float("inf")
+        self._generation = 0
 
     @property
     def identity(self) -> Identity:
@@ -188,6 +192,7 @@ class PlaneLink:
                 # Its port may be blocked although the door is open: that is no way to join either.
                 self._note_late(f"cannot reach the bus at {self._host}:{place.welcome.bus_port}: {error}")
                 await self._pause(RETRY_S_MAX)
+        self._generation = place.welcome.generation
         self._inbox.put(Joined(place.welcome, place.proven))
         try:
             await self._heartbeats()
@@ -318,6 +323,9 @@ class PlaneLink:
         place = await self._first_contact()
         if place is not None:
             await self._take_jwt(place.welcome.jwt)
+            if place.welcome.generation != self._generation:
+                self._generation = place.welcome.generation
+                self._inbox.put(Joined(place.welcome, place.proven))
 
     async def _take_jwt(self, jwt: str) -> None:
         assert self._bus is not None

@@ -118,3 +118,27 @@ def test_an_interrupted_job_of_one_node_is_over_and_has_used_no_restart(tmp_path
             view = job.status()
             assert (view["phase"], view["recoverCount"]) == ("Failed", 0)
             assert "interrupted by SIGINT" in job.report()["failReason"]
+
+
+def test_an_agent_that_outlives_its_job_takes_part_in_the_next_of_that_name(tmp_path: Path) -> None:
+    """The endpoint's node goes with plane and launcher, and a job that nobody named is never continued."""
+    script = write_worker(tmp_path)
+    with Job(tmp_path, nnodes="2", flags=(*FLAGS, "--rdzv-id", "none")) as job:
+        job.name = f"job-{job.endpoint.rpartition(':')[2]}"
+        first = job.start(script, str(tmp_path), worker="a", flags=["--node-rank", "0"])
+        # As on a host of its own, it can't start the plane again.
+        other = job.start(
+            script, str(tmp_path), worker="b", flags=["--node-rank", "1", "--aegis-plane-restarts", "0"]
+        )
+        job.wait_phase("RunCommand", 1)
+        job.wait_ranks(2)
+        first.kill()
+        os.kill(plane_processes(job)["supervisor"], signal.SIGKILL)
+        other.wait_output("is not started again")
+        again = job.start(script, str(tmp_path), worker="a", flags=["--node-rank", "0"])
+        wait_for(lambda: job.run_dir is not None and job.run_dir.name == "2" and bool(job.view()), "run 2")
+        job.wait_phase("RunCommand", 1)
+        job.wait_ranks(2, restart_count=0)
+        (tmp_path / "end").touch()
+        assert {again.wait(), other.wait()} == {0}
+        assert job.status()["recoverCount"] == 0
