@@ -44,6 +44,7 @@ from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.spares import SETTLE_S, Spares
 from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
 from aegis_elastic.agents.torch_seam import SeamAgent
+from aegis_elastic.checks.request import Scalar
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.messages import MessageType, ReportData, WirePhase
 from aegis_elastic.core.model import CheckResult, Failure
@@ -142,6 +143,7 @@ class NodeBody(SeamAgent):
         self._outcome: Outcome | None = None
         self._report: Report | None = None
         self._gpus = requests.count_gpus()
+        self._baseline: dict[str, Scalar] = {}
 
     def _open_guard(self) -> Guard:
         """Whoever is to hold the ranks, anew. GuardError."""
@@ -319,7 +321,9 @@ class NodeBody(SeamAgent):
             return
         if order.store and seat.group_rank == 0 and requests.needs_store(order):
             self._shelf.use(order.store)
-        request = requests.check_request(order, seat, self._me, self._set.check_paths, self._gpus)
+        request = requests.check_request(
+            order, seat, self._me, self._set.check_paths, self._gpus, self._baseline
+        )
         self._say(MessageType.ACK, ReportData(state="checking"))
         self._prepare_s = None
         process, self._ready_checks = self._ready_checks, None
@@ -341,6 +345,8 @@ class NodeBody(SeamAgent):
             for result in checker.results:
                 if not result.passed:
                     self._narrate(f"check {result.check_type}: {result.result}")
+                elif result.check_type in ("gpu", "rdma"):
+                    self._baseline |= result.details
             self._checked = checker.findings(), tuple(checker.results)
             self._conclude_checks()
 

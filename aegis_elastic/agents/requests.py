@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.stores import split
-from aegis_elastic.checks.request import CheckRequest, World
+from aegis_elastic.checks.request import CheckRequest, Scalar, World
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.ranks import Seat
 from aegis_elastic.core.recovery import COLLECTIVE_CHECKS
@@ -30,9 +30,17 @@ def needs_store(order: Order) -> bool:
 
 
 def check_request(
-    order: Order, seat: Seat, me: Identity, paths: Mapping[str, str], gpus: int
+    order: Order,
+    seat: Seat,
+    me: Identity,
+    paths: Mapping[str, str],
+    gpus: int,
+    baseline: Mapping[str, Scalar],
 ) -> CheckRequest:
-    """The request for the checks of this order. Checks that need a store and have none are left out."""
+    """The request for the checks of this order. Checks that need a store and have none are left out.
+
+    `baseline`: what the counters of this node's devices were when last nothing was wrong with them.
+    """
     world = None
     checks = order.checks
     if needs_store(order) and order.store:
@@ -57,4 +65,5 @@ def check_request(
         paths={"shm": "/dev/shm", **paths},
         expected_gpus=max(gpus, seat.nproc) if gpus else None,
         world=world,
+        baseline=dict(baseline),
     )

@@ -12,7 +12,8 @@ from aegis_elastic.core.events import Finding
 
 CHEAP_CHECKS = ("io", "gpu", "runtime", "rdma", "hang")
 COLLECTIVE_CHECKS = ("allreduce_connection", "allreduce_performance")
-BOOT_CHECKS = {"off": (), "env": ("env", "gpu"), "full": ("env", "gpu", "health")}
+# gpu and rdma also leave the counters against which later checks are judged.
+BOOT_CHECKS = {"off": (), "env": ("env", "gpu", "rdma"), "full": ("env", "gpu", "rdma", "health")}
 
 # Clues (found by the agent in exit codes, exceptions and log lines) that point at communication.
 COMMUNICATION_CLUES = frozenset({"collective_timeout", "network", "hang", "slow", "cause_unknown"})
@@ -38,6 +39,16 @@ def judge(findings: tuple[Finding, ...]) -> Verdict:
     """The verdict over one worker's failed checks; the worst one decides."""
     # `max` keeps the first of equals; with no finding at all the processes failed, not the machine.
     return max(map(_judge_one, findings), key=lambda verdict: verdict.level, default=PROCESS)
+
+
+# What a bootcheck may find and training starts all the same: a node that is merely slow, and the failure of our
+# own checks.
+_NO_OBSTACLE = frozenset({"slow", "software"})
+
+
+def obstructs(findings: tuple[Finding, ...]) -> bool:
+    """Whether training can't be expected to run with these findings of a bootcheck."""
+    return any(finding.scope not in _NO_OBSTACLE for finding in findings)
 
 
 def _judge_one(finding: Finding) -> Verdict:

@@ -89,7 +89,7 @@ def decide_leave(s: Status, now: float) -> Transition:
         )  # fmt: skip
     else:
         pods = tuple(
-            reset(pod, Phase.RESTARTING, now, gone=True, uid="", store="") if pod.node_name in bad else pod
+            reset(pod, Phase.RESTARTING, now, gone=True, uid="") if pod.node_name in bad else pod
             for pod in s.pods
         )
         moved = enter_restarting(tainted, now, f"{names} must leave: not counted", "leave", pods=pods)
@@ -100,7 +100,7 @@ def decide_exceeded(s: Status, now: float) -> Transition:
     effects, nodes = banish(s, now)
     worst = max(pod.retries for pod in s.pods)
     reason = f"retries used up: {worst} failures, at most {s.spec.max_retry} allowed"
-    failed = fail(amend(s, error_nodes=nodes), reason, "exceeded", recover_count=s.spec.max_retry + 1)
+    failed = fail(amend(s, error_nodes=nodes), reason, "exceeded")
     return failed._replace(effects=(*effects, *failed.effects))
 
 

@@ -103,7 +103,8 @@ def _finish(s: Status, e: Finish, now: float) -> Transition:
         reason = f"{e.worker}: {verdict.reason}"
         changes["last_failed_reason"] = verdict.code
         changes["faulty"] = verdict.code if verdict.level == 3 else ""
-        changes["failed"] = s.phase is Phase.BOOT_CHECKING and verdict.level < 3
+        obstructed = verdict.level < 3 and recovery.obstructs(e.findings)
+        changes["failed"] = s.phase is Phase.BOOT_CHECKING and obstructed
     return note(s, reason, "finished", pods=with_pod(s.pods, edit(pod, **changes)))
 
 
