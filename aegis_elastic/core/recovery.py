@@ -41,8 +41,8 @@ def judge(findings: tuple[Finding, ...]) -> Verdict:
     return max(map(_judge_one, findings), key=lambda verdict: verdict.level, default=PROCESS)
 
 
-# What a bootcheck may find and training starts all the same: a node that is merely slow, and the failure of our
-# own checks.
+# What a bootcheck may find and training starts all the same: a node that is merely slow, and the failure of
+# a check of our own.
 _NO_OBSTACLE = frozenset({"slow", "software"})
 
 
