@@ -122,9 +122,13 @@ class PlaneHost:
 
     def _take(self) -> None:
         # Under the lock also after its end: other launchers of this host want it back too.
-        with _locked(self._config.path.parent):
-            if not self._adopt():
-                self._start()
+        try:
+            with _locked(self._config.path.parent):
+                if not self._adopt():
+                    self._start()
+        except OSError as error:
+            # A full disk, say. Who can't be protected can train all the same.
+            raise PlaneFailed(f"cannot start the control plane: {error}") from error
 
     def _adopt(self) -> bool:
         """Whether a living plane of this job was found here; then it is ours to hold."""
@@ -192,7 +196,7 @@ class PlaneHost:
             )
             try:
                 self._take()
-            except PlaneFailed as error:
+            except LaunchError as error:
                 self._narrate(str(error))
                 self._closing.wait(1.0)
 

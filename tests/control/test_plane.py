@@ -58,6 +58,16 @@ def test_one_that_has_ended_is_continued_from_its_directory(hold: Hold, agent: M
     assert journal.replay(second.journal()).ok
 
 
+def test_a_directory_that_takes_no_file_is_a_failure_of_the_plane_and_not_of_the_launch(
+    tmp_path: Path,
+) -> None:
+    settings = config(tmp_path)
+    settings.path.mkdir(parents=True)
+    (settings.path / "plane.json").mkdir()
+    with pytest.raises(PlaneFailed, match="cannot start the control plane"):
+        Held(settings)
+
+
 def test_launchers_that_start_together_share_one_plane(tmp_path: Path) -> None:
     held: list[Held] = []
     threads = [threading.Thread(target=lambda: held.append(Held(config(tmp_path)))) for _ in range(3)]
