@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aegis_elastic.core
+from aegis_elastic.core.machine import RULES
 from proof.explore import Machine
 
 _CORE = Path(aegis_elastic.core.__file__).parent
@@ -179,11 +180,17 @@ def _drop_rule(index: int) -> Change:
     return change
 
 
-def _advance_rule(index: int) -> Change:
+def _advance_rule(index: int, before: int) -> Change:
     def change(node: Any) -> None:
-        node.value.elts.insert(index - 1, node.value.elts.pop(index))
+        node.value.elts.insert(before, node.value.elts.pop(index))
 
     return change
+
+
+def _rival(index: int) -> int | None:
+    """The nearest rule before that one which may hold in the same phase: only there does the order matter."""
+    earlier = (i for i in reversed(range(index)) if RULES[i].phases & RULES[index].phases)
+    return next(earlier, None)
 
 
 def _rules(node: ast.AST) -> Iterator[Variant]:
@@ -193,8 +200,9 @@ def _rules(node: ast.AST) -> Iterator[Variant]:
         for i in range(len(rules.elts)):
             rule = " ".join(ast.unparse(rules.elts[i]).split()[:2])
             yield f"without {rule}", _drop_rule(i)
-            if i:
-                yield f"{rule} earlier", _advance_rule(i)
+            rival = _rival(i)
+            if rival is not None:
+                yield f"{rule} earlier", _advance_rule(i, rival)
 
 
 OPERATORS = (
@@ -251,7 +259,9 @@ def _aside(node: ast.AST) -> list[ast.AST]:
     ):
         return [node]
     said = isinstance(node, ast.IfExp) and _is_text(node.body)
-    told = isinstance(node, ast.Assign) and _is_text(node.value)
+    told = isinstance(node, ast.Assign) and (
+        _is_text(node.value) or getattr(node.targets[0], "id", "") == "__all__"
+    )
     return [node] if said or told else []
 
 

@@ -48,7 +48,9 @@ def _faulty_leaves(e: Edge) -> bool:
     if a.entries >= a.spec.recovery_budget:
         return b.phase is Phase.FAILED
     free = all(
-        p.name not in faulty or (p.gone and not p.uid and not p.finished and not p.faulty) for p in b.pods
+        p.name not in faulty
+        or (p.gone and p.inner_phase is Phase.RESTARTING and not (p.uid or p.finished or p.faulty))
+        for p in b.pods
     )
     return (
         b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and free and b.reschedules == len(faulty)
