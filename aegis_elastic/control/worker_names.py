@@ -40,7 +40,12 @@ def held(job_dir: Path, wanted: str, *, chosen: bool) -> Iterator[str]:
         return
     for number in range(1, LAUNCHERS_MAX + 1):
         name = wanted if number == 1 else f"{wanted}.{number}"
-        lock = _lock(folder / places.file_name(name))
+        try:
+            lock = _lock(folder / places.file_name(name))
+        except OSError as error:  # a full disk, say
+            logger.info("worker name %s is not locked: %s", wanted, error)
+            yield wanted
+            return
         if lock is not None:
             try:
                 yield name

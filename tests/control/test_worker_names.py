@@ -55,3 +55,10 @@ def test_where_nothing_can_be_locked_the_name_is_taken_as_it_is(tmp_path: Path) 
     (tmp_path / worker_names.FOLDER).write_text("a file in the way")
     with worker_names.held(tmp_path, "node", chosen=True) as name:
         assert name == "node"
+
+
+def test_a_name_that_cannot_be_locked_is_no_reason_not_to_train(tmp_path: Path) -> None:
+    (tmp_path / worker_names.FOLDER / "node1").mkdir(parents=True, mode=0o700)
+    (tmp_path / worker_names.FOLDER).chmod(0o700)
+    with worker_names.held(tmp_path, "node1", chosen=True) as name:
+        assert name == "node1"
