@@ -128,7 +128,10 @@ def test_four_sound_nodes_are_through_after_one_all_reduce(nodes: Nodes) -> None
 
 @pytest.mark.parametrize(
     ("megabits", "seconds", "factors"),
-    [(200, 50, (1.5, 2.5)), pytest.param(320, 182, (1.1, 1.4), marks=pytest.mark.full)],
+    [
+        pytest.param(200, 50, (1.5, 2.5), marks=pytest.mark.full),
+        pytest.param(320, 182, (1.1, 1.4), marks=pytest.mark.full),
+    ],
 )
 def test_a_node_with_less_bandwidth_is_named_with_its_factor_and_nobody_else(
     nodes: Nodes, megabits: int, seconds: float, factors: tuple[float, float]

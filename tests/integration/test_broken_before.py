@@ -51,6 +51,7 @@ def test_a_job_that_nobody_named_goes_on_when_its_master_is_killed(tmp_path: Pat
         assert (view["phase"], view["generation"], view["recoverCount"]) == ("Succeed", 1, 1)
 
 
+@pytest.mark.full
 def test_several_nodes_that_die_together_and_what_the_rest_says_of_it_are_one_failure(tmp_path: Path) -> None:
     script = tmp_path / "complains.py"
     script.write_text(COMPLAINS)

@@ -166,9 +166,9 @@ def test_a_quick_death_and_return_is_counted_even_at_no_restarts(tmp_path: Path)
 
 
 def test_the_grace_after_a_fault_is_ours(tmp_path: Path) -> None:
-    """pytorch#119856: a rank that is deaf to SIGTERM doesn't get 30 s; who failed first is kept."""
+    """pytorch#119856: a rank that makes nothing of SIGTERM doesn't get 30 s; who failed first is kept."""
     deaf = (
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, lambda number, frame: None)\n"
         "tell(f'up-{rank}-{life}'); wait(f'up-{1 - rank}-{life}')\n"
         "if life == 0:\n    sys.exit(19) if rank == 0 else wait('never')\n"
     )
