@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from aegis_elastic.core import journal
 from tests.integration.harness import Job, wait_for
 from tests.integration.planes import plane_processes, wait_plane, wait_successor, write_worker
