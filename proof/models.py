@@ -113,6 +113,15 @@ PHASES: tuple[Model, ...] = (
     Model("Phases 3/1", "Phases", "liveness", phases_constants(3, 1), (), PHASES_LIVENESS, slow=True),
     Model("Phases 3/1", "Phases", "witness", phases_constants(3, 1), ("Reached", "Unreached")),
     Model(
+        "Phases 4/3 up to symmetry",
+        "Phases",
+        "safety",
+        phases_constants(4, 3),
+        PHASES_INVARIANTS,
+        PHASES_STEPS,
+        symmetry="Symmetric",
+    ),
+    Model(
         "Phases 4/3", "Phases", "safety", phases_constants(4, 3), PHASES_INVARIANTS, PHASES_STEPS, slow=True
     ),
     *(
@@ -158,6 +167,15 @@ def messages_constants(workers: int, max_retry: int, *defects: str) -> dict[str,
 MESSAGES: tuple[Model, ...] = (
     Model(
         "Messages 2/2", "Messages", "safety", messages_constants(2, 2), MESSAGES_INVARIANTS, MESSAGES_STEPS
+    ),
+    Model(
+        "Messages 3/2 up to symmetry",
+        "Messages",
+        "safety",
+        messages_constants(3, 2),
+        MESSAGES_INVARIANTS,
+        MESSAGES_STEPS,
+        symmetry="Symmetric",
     ),
     Model(
         "Messages 3/2",

@@ -21,6 +21,7 @@ Phases     == Booting \cup {"RunCommand"} \cup Recovering \cup Terminal
 Label(p)   == CASE p \in Booting -> "bootcheck" [] p \in Recovering -> "troubleshoot" [] OTHER -> "command"
 Onward(p)  == CASE p = "Pending" -> "BootChecking" [] p = "RunCommand" -> "Succeed" [] OTHER -> "RunCommand"
 Has(d)     == d \in Defects
+Symmetric  == Permutations(Workers)
 Min(a, b)  == IF a < b THEN a ELSE b
 Largest(f) == CHOOSE n \in {f[w] : w \in Workers} : \A w \in Workers : f[w] <= n
 All(x)     == [w \in Workers |-> x]
@@ -50,13 +51,17 @@ define {
   ByLabel  == Has("byLabel")
   Message(t, w) == [type |-> t, worker |-> w, label |-> IF ByLabel THEN label[w] ELSE "-"]
   \* what the master takes for a message of the newest order
-  Fresh(m) == IF ByLabel THEN m.label = Label(phase) ELSE m.label # "stale"
+  Fresh(m) == IF ByLabel THEN m.label = Label(phase)
+              ELSE m.label # "stale" /\ (m.label = "early" => phase = "Pending")
+  \* a Finish without any order's number
+  Early(w) == [type |-> "Finish", worker |-> w, label |-> "early"]
   Following(w) == order[w] = "current" /\ known[w]
 }
 \* A new order: nobody follows it yet, and whatever is under way is stale.
 macro Bump() {
   order    := All("none");
   net      := CASE ByLabel -> net
+                [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                 [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                 [] OTHER -> {};
   accepted := All(FALSE);
@@ -189,8 +194,8 @@ F: while (TRUE) {
       net := net \cup {Message("Finish", self)};
     } or {
       \* the seed's exception: in Pending a Finish counts before any order was received
-      await Has("anyPendingFinish") /\ ~known[self] /\ phase = "Pending" /\ Message("Finish", self) \notin net;
-      net := net \cup {Message("Finish", self)};
+      await Has("anyPendingFinish") /\ ~known[self] /\ phase = "Pending" /\ Early(self) \notin net;
+      net := net \cup {Early(self)};
     }
   }
 }
@@ -231,7 +236,7 @@ M: while (TRUE) {
   }
 }
 } *)
-\* BEGIN TRANSLATION - the hash of the PCal code: PCal-464a2e563c4f26541a3e36ca442c22c5
+\* BEGIN TRANSLATION - the hash of the PCal code: PCal-de4b6250e235c20831589002673d1b88
 VARIABLES phase, recoverCount, inner, finished, retries, restarted, failed, 
           order, known, did, broken, label, net, missed, hit, overcounted, 
           accepted, twice
@@ -245,7 +250,10 @@ Charge(n) == Min(n + 1, MaxRetry + 1)
 ByLabel  == Has("byLabel")
 Message(t, w) == [type |-> t, worker |-> w, label |-> IF ByLabel THEN label[w] ELSE "-"]
 
-Fresh(m) == IF ByLabel THEN m.label = Label(phase) ELSE m.label # "stale"
+Fresh(m) == IF ByLabel THEN m.label = Label(phase)
+            ELSE m.label # "stale" /\ (m.label = "early" => phase = "Pending")
+
+Early(w) == [type |-> "Finish", worker |-> w, label |-> "early"]
 Following(w) == order[w] = "current" /\ known[w]
 
 
@@ -288,6 +296,7 @@ LostRunning == /\ phase = "RunCommand" /\ Lost # {}
                /\ IF ~Has("noBump")
                      THEN /\ order' = All("none")
                           /\ net' = (CASE ByLabel -> net
+                                       [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                                        [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                                        [] OTHER -> {})
                           /\ accepted' = All(FALSE)
@@ -305,6 +314,7 @@ LostBooting == /\ phase \in Booting /\ Lost # {}
                /\ IF ~Has("noBump")
                      THEN /\ order' = All("none")
                           /\ net' = (CASE ByLabel -> net
+                                       [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                                        [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                                        [] OTHER -> {})
                           /\ accepted' = All(FALSE)
@@ -324,6 +334,7 @@ LostRecovering == /\ phase \in Recovering /\ Lost # {}
                   /\ IF ~Has("noBump")
                         THEN /\ order' = All("none")
                              /\ net' = (CASE ByLabel -> net
+                                          [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                                           [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                                           [] OTHER -> {})
                              /\ accepted' = All(FALSE)
@@ -356,6 +367,7 @@ ErrorNoted == /\ phase = "RunCommand" /\ Lost = {} /\ \E w \in Workers : failed[
               /\ did' = All(FALSE)
               /\ order' = All("none")
               /\ net' = (CASE ByLabel -> net
+                           [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                            [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                            [] OTHER -> {})
               /\ accepted' = All(FALSE)
@@ -371,6 +383,7 @@ Ready == /\ phase = "Restarting" /\ Lost = {} /\ \A w \in Workers : inner[w] = "
          /\ did' = All(FALSE)
          /\ order' = All("none")
          /\ net' = (CASE ByLabel -> net
+                      [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                       [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                       [] OTHER -> {})
          /\ accepted' = All(FALSE)
@@ -402,6 +415,7 @@ Advance == /\ phase \in Booting \cup {"RunCommand", "Troubleshooting"} /\ Finish
                       /\ did' = All(FALSE)
                       /\ order' = All("none")
                       /\ net' = (CASE ByLabel -> net
+                                   [] Has("anyPendingFinish") -> {m \in net : m.label = "early"}
                                    [] Has("staleCounts") -> {[m EXCEPT !.label = "stale"] : m \in net}
                                    [] OTHER -> {})
                       /\ accepted' = All(FALSE)
@@ -444,8 +458,8 @@ SendFinish(self) == /\ Alive /\ ~broken[self]
                           /\ Message("Finish", self) \notin net
                           /\ net' = (net \cup {Message("Finish", self)})
                           /\ did' = did
-                       \/ /\ Has("anyPendingFinish") /\ ~known[self] /\ phase = "Pending" /\ Message("Finish", self) \notin net
-                          /\ net' = (net \cup {Message("Finish", self)})
+                       \/ /\ Has("anyPendingFinish") /\ ~known[self] /\ phase = "Pending" /\ Early(self) \notin net
+                          /\ net' = (net \cup {Early(self)})
                           /\ did' = did
                     /\ UNCHANGED << phase, recoverCount, inner, finished, 
                                     retries, restarted, failed, order, known, 
@@ -517,7 +531,7 @@ Spec == /\ Init /\ [][Next]_vars
         /\ \A self \in Workers : WF_vars(SendFinish(self))
         /\ \A self \in Workers : WF_vars(Join(self))
 
-\* END TRANSLATION - the hash of the generated TLA code (remove to silence divergence warnings): TLA-84d36c9ac6c883db62be280263acfd17
+\* END TRANSLATION - the hash of the generated TLA code (remove to silence divergence warnings): TLA-b0c398c9cfb621fba9d4098397e7f9b5
 
 \* ---- the seed's invariants ----
 ValidPhase        == phase \in Phases
@@ -530,7 +544,7 @@ NoFinishDoubleProcessed == ~twice
 \* a finished worker really has done what the newest order asked, in this life: nothing stale was taken for it
 StaleFinishRejected == \A w \in Workers : (Alive /\ finished[w] /\ known[w] /\ ~restarted[w]) => did[w]
 \* nobody is ahead of the master: what is current was sent by one who follows the newest order, or has died since
-WorkerSeqNumBound == \A m \in net : (~ByLabel /\ m.label # "stale") => (order[m.worker] = "current" \/ ~known[m.worker])
+WorkerSeqNumBound == \A m \in net : (~ByLabel /\ m.label = "-") => (order[m.worker] = "current" \/ ~known[m.worker])
 \* every phase and every reset takes a new order: nobody follows it yet
 MasterSeqNumMonotonic == [][(phase' # phase \/ \E w \in Workers : finished[w] /\ ~finished'[w]) =>
                              \A w \in Workers : order'[w] = "none"]_vars

@@ -19,6 +19,7 @@ Recovering == {"Restarting", "Troubleshooting"}
 Terminal   == {"Succeed", "Failed"}
 Phases     == Booting \cup {"RunCommand"} \cup Recovering \cup Terminal
 Has(d)     == d \in Defects
+Symmetric  == Permutations(Workers)
 Min(a, b)  == IF a < b THEN a ELSE b
 Largest(f) == CHOOSE n \in {f[w] : w \in Workers} : \A w \in Workers : f[w] <= n
 All(x)     == [w \in Workers |-> x]
