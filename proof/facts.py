@@ -26,18 +26,20 @@ def _others_untouched(e: Edge) -> bool:
 
 def _finish(e: Edge) -> bool:
     was, now = _pod(e)
-    if e.move.label not in ("Finish", "FinishFaulty", "FinishBad") or was is None or now is None:
+    if not e.move.label.startswith("Finish") or was is None or now is None:
         return True
     if e.before.phase in TERMINAL or was.finished:
         return e.transition.status is e.before
-    faulty = e.move.label == "FinishFaulty"
-    bad = e.move.label == "FinishBad"
-    clean = not (faulty or bad)
+    checked = e.before.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
+    found = checked and e.move.label != "Finish"
+    faulty = checked and e.move.label == "FinishFaulty"
+    # A node that is merely slow keeps nobody from training.
+    failed = (e.move.label == "FinishBad") if found else was.failed
     return (
         now.finished
         and bool(now.faulty) == faulty
-        and now.failed == (was.failed if clean else bad)
-        and bool(now.last_failed_reason) == (faulty or bad)
+        and now.failed == failed
+        and bool(now.last_failed_reason) == found
         and now.updated_timestamp == NOW
         and now.store == getattr(e.move.event, "store", "")
         and (now.gone, now.restarted, now.retries) == (was.gone, was.restarted, was.retries)

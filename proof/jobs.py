@@ -84,7 +84,7 @@ def wanted_witnesses() -> frozenset[str]:
         wanted |= {f"{rule.name}: {source.value} -> {to.value}" for source in rule.phases for to in rule.to}
     moves = (
         "Reconcile", "Quit", "Expire", "LostTogether", "Restart", "Lost", "Join", "Independent",
-        "IndependentEnd", "Finish", "Error", "Offer", "FinishFaulty", "FinishBad",
+        "IndependentEnd", "Finish", "Error", "Offer", "FinishFaulty", "FinishBad", "FinishSlow",
     )  # fmt: skip
     return frozenset(wanted) | frozenset(moves) | {"shrink", "independent"}
 

@@ -28,6 +28,7 @@ DISTURBANCE = frozenset(
         "Quit",
         "FinishFaulty",
         "FinishBad",
+        "FinishSlow",
         "Independent",
         "IndependentEnd",
     }

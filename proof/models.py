@@ -112,18 +112,7 @@ PHASES: tuple[Model, ...] = (
     Model("Phases 2/1", "Phases", "liveness", phases_constants(2, 1), (), PHASES_LIVENESS),
     Model("Phases 3/1", "Phases", "liveness", phases_constants(3, 1), (), PHASES_LIVENESS, slow=True),
     Model("Phases 3/1", "Phases", "witness", phases_constants(3, 1), ("Reached", "Unreached")),
-    Model(
-        "Phases 4/3 up to symmetry",
-        "Phases",
-        "safety",
-        phases_constants(4, 3),
-        PHASES_INVARIANTS,
-        PHASES_STEPS,
-        symmetry="Symmetric",
-    ),
-    Model(
-        "Phases 4/3", "Phases", "safety", phases_constants(4, 3), PHASES_INVARIANTS, PHASES_STEPS, slow=True
-    ),
+    Model("Phases 4/3", "Phases", "safety", phases_constants(4, 3), PHASES_INVARIANTS, PHASES_STEPS),
     *(
         _defect("Phases", phases_constants(2, 2, 2, name), name, by, frozenset(PHASES_INVARIANTS))
         for name, by in PHASES_DEFECTS.items()

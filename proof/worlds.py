@@ -35,7 +35,8 @@ SEQ, INCARNATION, STEP, NOW = 10, 5, 100, 1.0
 EXPIRED = NOW
 
 HARDWARE = (Finding("gpu", "gpu.missing", "hardware"),)
-SOFTWARE = (Finding("health", "health.timeout", "network"),)
+NETWORK = (Finding("health", "health.timeout", "network"),)
+SLOW = (Finding("health", "health.slow", "slow"),)
 
 
 class World(NamedTuple):
@@ -184,11 +185,14 @@ def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
         yield Move("Error", who, error(s, pod, store=held))
     if "offer" in on and s.phase is Phase.PENDING and not pod.store:
         yield Move("Offer", who, Offer(who, pod.uid, address(who)))
-    if s.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING) and not pod.finished:
-        if "hardware" in on:
-            yield Move("FinishFaulty", who, finish(s, pod, findings=HARDWARE, store=held))
-        if "software" in on and s.phase is Phase.BOOT_CHECKING:
-            yield Move("FinishBad", who, finish(s, pod, findings=SOFTWARE, store=held))
+    if pod.finished:
+        return
+    # Findings that come while training runs (they can't, in truth) are nobody's verdict.
+    if "hardware" in on and s.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING, Phase.RUN_COMMAND):
+        yield Move("FinishFaulty", who, finish(s, pod, findings=HARDWARE, store=held))
+    if "software" in on and s.phase is Phase.BOOT_CHECKING:
+        yield Move("FinishBad", who, finish(s, pod, findings=NETWORK, store=held))
+        yield Move("FinishSlow", who, finish(s, pod, findings=SLOW, store=held))
 
 
 def _present(s: Status, worker: str) -> bool:
