@@ -89,7 +89,7 @@ def test_bootcheck_forms_a_group_of_this_node_alone(run: Run) -> None:
     code, out, _ = run("bootcheck", "--json", "--nproc", "2")
     found = results(out)
     assert code == 0, out
-    assert list(found) == ["env", "gpu", "health"]
+    assert list(found) == ["env", "gpu", "rdma", "health"]
     assert found["env"]["details"]["torch"]
     assert found["health"]["result"] == "health: 2 ranks form a group, every value in it is right"
 
