@@ -124,12 +124,12 @@ def test_torch_with_data_loader_workers_is_the_same_cold_and_warm(stage: Stage, 
         "import os, threading, torch\n"
         "from torch.utils.data import DataLoader, TensorDataset\n"
         "if __name__ == '__main__':\n"
+        "    print(threading.active_count(), sorted(os.listdir('/proc/self/fd'))[:4])\n"
         "    torch.manual_seed(3)\n"
         "    data = TensorDataset(torch.arange(6))\n"
         f"    loader = DataLoader(data, 2, num_workers=1, multiprocessing_context={method!r})\n"
         "    print([batch[0].tolist() for batch in loader], torch.initial_seed(), torch.rand(2).tolist())\n"
-        "    print(torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())\n"
-        "    print(threading.active_count(), sorted(os.listdir('/proc/self/fd'))[:4])\n",
+        "    print(torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled())\n",
     )
     env = {"OMP_NUM_THREADS": "1"}
     assert stage.warm([script], env, "torch") == stage.cold([script], env)
