@@ -21,35 +21,44 @@ import msgspec
 from aegis_elastic.bus import names
 from aegis_elastic.bus.contact import Hello, Welcome
 from aegis_elastic.bus.subscription import Message as BusMessage
+from aegis_elastic.control.arrivals import Arrivals
 from aegis_elastic.control.clock import SteadyClock
 from aegis_elastic.control.config import write_private
+from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.doors import Refused
 from aegis_elastic.control.keeper import Keeper
 from aegis_elastic.control.performer import STATUS_FILE, Journal, Performer
 from aegis_elastic.control.roll import Roll
 from aegis_elastic.core import messages, words
-from aegis_elastic.core.attribution import Evidence, attribute
 from aegis_elastic.core.events import (
     Close,
     Dismiss,
     Effect,
-    Error,
     Event,
     Finish,
-    Independent,
+    Fit,
+    Hold,
     Join,
     Lost,
+    Mark,
     Offer,
+    Page,
+    Progress,
     Quit,
     Reconcile,
     RecordErrorNode,
-    Started,
+    Release,
+    Renew,
+    Saved,
+    Taint,
+    Unmark,
+    Untaint,
 )
 from aegis_elastic.core.journal import Adopt, Create
 from aegis_elastic.core.liveness import AWAY, Patience
 from aegis_elastic.core.machine import Transition, step
 from aegis_elastic.core.messages import BadMessage, Message, ReportData
-from aegis_elastic.core.model import RECOVERING, TERMINAL, Mode, Phase, Status
+from aegis_elastic.core.model import TERMINAL, Phase, Status
 from aegis_elastic.core.view import status_view
 
 logger = logging.getLogger(__name__)
@@ -59,7 +68,9 @@ REPEAT_S = 1.0
 RIVAL_S = 3.0
 # One decision leads to the next, but never in circles: a long chain is an error of ours.
 CHAIN_MAX = 64
-_QUIET = (Finish, Offer, Join)
+# What is not worth a line in the log for people, and what is not worth one of the journal when it is not new.
+_QUIET = (Finish, Offer, Join, Progress)
+_REPEATED = (*_QUIET, Saved, Mark, Unmark, Fit, Taint, Untaint, Hold, Release)
 
 MakeJwt = Callable[[str, str], tuple[str, float]]
 
@@ -92,16 +103,16 @@ class Master:
         self._make_jwt = make_jwt
         self._bus_port = bus_port
         self._jwt_life_s = jwt_life_s
-        self._attribution_s = attribution_s
         self._plane = plane
         self._tell = tell
         self._roll = Roll(patience)
+        self._arrivals = Arrivals(self._roll, attribution_s)
+        self.desks = Desks()
         self._clock = SteadyClock()
         self._events: list[Event] = []
         self._answers: dict[str, asyncio.Future[str]] = {}
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
-        self._told_started: set[tuple[str, int]] = set()
         self._over = asyncio.Event()
         self._adopt_or_create(begun, begun_at)
 
@@ -191,6 +202,7 @@ class Master:
             "mode": self._status.mode.value,
             "unreachable": sorted(self._roll.unreachable),
             "spares": [spare.name for spare in self._status.spares],
+            "brokenDesks": self.desks.broken,
         }
         return status_view(self._status, plane)
 
@@ -214,8 +226,14 @@ class Master:
             self._repeat_at = mono
             self._wake.set()
         self._roll.seen(message.uid, message.time_stamp, data.alive, mono)
+        self.desks.heard(message, mono)
+        waiting = len(self._roll.evidence)
         for event in messages.events_of(message):
-            self._sort_in(event, message)
+            sorted_in = self._arrivals.sort_in(self._status, event, message, mono)
+            if sorted_in is not None:
+                self.feed(sorted_in)
+        if len(self._roll.evidence) > waiting or self.desks.due_s() <= mono:
+            self._wake.set()
 
     def _check_speaker(self, subject: str, message: Message) -> None:
         """The bus lets a worker publish on its own subject only; what it says there is of itself, too."""
@@ -255,52 +273,25 @@ class Master:
             word = words.Recall(message.uid, "the master doesn't know this agent")
         self._later(self._performer.say(message.pod_name, word))
 
-    def _sort_in(self, event: Event, message: Message) -> None:
-        """Repeated reports are dropped here, so that the journal holds each fact once; Errors wait for
-        their root.
-        """
-        status = self._status
-        if isinstance(event, (Error, Independent)) and not self._is_seated(message):
-            return  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
-        if isinstance(event, Error):
-            if event.worker not in self._roll.evidence and self._is_current(event.uid, message):
-                evidence = Evidence(event.worker, time.monotonic(), event.failures, event.reason, event.clues)
-                self._roll.evidence[event.worker] = (evidence, event)
-                self._wake.set()
-        elif isinstance(event, Started):
-            if (message.uid, message.incarnation) not in self._told_started:
-                self._told_started.add((message.uid, message.incarnation))
-                self.feed(event)
-        elif step(status, event, 0.0).status is not status:
-            self.feed(event)
-
-    def _is_seated(self, message: Message) -> bool:
-        pod = self._status.pod(message.pod_name)
-        return pod is not None and pod.uid == message.uid
-
-    def _is_current(self, uid: str, message: Message) -> bool:
-        """Errors are worth keeping until the next start of training, so that consequences are recorded
-        too.
-        """
-        recent = self._status.phase is Phase.RUN_COMMAND or self._status.phase in RECOVERING
-        recent = recent or self._status.mode is Mode.INDEPENDENT
-        return recent and message.incarnation == self._status.incarnation
-
     # ------------------------------------------------------------ the loop
 
     async def run(self) -> None:
         """Lead the job until cancelled. Fenced if another master has taken over."""
         self._wake.set()
-        await self._performer.publish_order(self._status)
-        if self._status.phase in TERMINAL:
-            await self._close()
-        while True:
-            try:
-                await asyncio.wait_for(self._wake.wait(), self._until_next())
-            except asyncio.TimeoutError:
-                pass  # Time itself was waited for.
-            self._wake.clear()
-            await self._turn()
+        self.desks.followed(self._status, ())
+        try:
+            await self._performer.publish_order(self._status)
+            if self._status.phase in TERMINAL:
+                await self._close()
+            while True:
+                try:
+                    await asyncio.wait_for(self._wake.wait(), self._until_next())
+                except asyncio.TimeoutError:
+                    pass  # Time itself was waited for.
+                self._wake.clear()
+                await self._turn()
+        finally:
+            await self.desks.close()
 
     async def _turn(self) -> None:
         mono = time.monotonic()
@@ -309,7 +300,8 @@ class Master:
         if judgement.lost and self._status.phase not in TERMINAL:
             reasons = "; ".join(sorted({why for _, _, why in judgement.lost}))
             self._events.append(Lost(tuple((worker, uid) for worker, uid, _ in judgement.lost), reasons))
-        self._attribute(judgement.suspects, mono)
+        self._events += self._arrivals.attributed(self._status, judgement.suspects, self._events, mono)
+        self._events += self.desks.turn(mono)
         events, self._events = self._events, []
         await self._advance(events)
         await self._renew_jwts()
@@ -324,42 +316,25 @@ class Master:
         mono = time.monotonic()
         judgement = self._roll.judge(mono)
         lost_s = math.inf if self._status.phase in TERMINAL else judgement.next_s
-        due = min(lost_s, self._verdict(judgement.suspects, mono).wait_until, self._repeat_at)
-        if self._status.deadline > 0:
-            due = min(due, mono + self._status.deadline - self._clock.now(waiting=True))
+        verdict = self._arrivals.verdict(self._status, judgement.suspects, mono)
+        due = min(lost_s, verdict.wait_until, self.desks.due_s(), self._repeat_at)
+        if self._status.due > 0:
+            due = min(due, mono + self._status.due - self._clock.now(waiting=True))
         return max(due - mono, 0.005) if math.isfinite(due) else REPEAT_S
 
-    def _verdict(self, suspects: frozenset[str], mono: float) -> Any:
-        waiting = [evidence for evidence, _ in self._roll.evidence.values()]
-        expected = sum(not pod.finished and not pod.gone for pod in self._status.pods)
-        return attribute(waiting, suspects, expected, mono, self._attribution_s)
-
-    def _attribute(self, suspects: frozenset[str], mono: float) -> None:
-        """Put the Errors in line, the root's first, once it is clear whose failure came first."""
-        if not self._roll.evidence:
-            return
-        deciding = self._status.phase is Phase.RUN_COMMAND or self._status.mode is Mode.INDEPENDENT
-        verdict = self._verdict(suspects, mono)
-        if deciding and verdict.root is None and not any(isinstance(event, Lost) for event in self._events):
-            return
-        errors = [error for _, error in self._roll.evidence.values()]
-        errors.sort(key=lambda error: error.worker != verdict.root)
-        self._roll.evidence.clear()
-        self._events.extend(errors)
-
     async def _advance(self, events: Sequence[Event]) -> None:
-        now = self._clock.now(waiting=self._status.deadline > 0)
-        status, done = self._status, []
+        now = self._clock.now(waiting=self._status.due > 0)
+        status, done = self._status, list[Decided]()
         for event in events:
             made = step(status, event, now)
-            if made.status is not status or not isinstance(event, _QUIET) or made.effects:
-                done.append((event, made))
+            if made.status is not status or not isinstance(event, _REPEATED) or made.effects:
+                done.append(Decided(event, made))
             status = made.status
         for _ in range(CHAIN_MAX):
             made = step(status, Reconcile(), now)
             if made.status is status:
                 break
-            done.append((Reconcile(), made))
+            done.append(Decided(Reconcile(), made))
             status = made.status
         else:
             raise AssertionError(f"decisions don't come to rest: {done[-1][1].reason}")
@@ -381,6 +356,7 @@ class Master:
                 await self._perform(effect)
         self._answer(events)
         if done:
+            self.desks.followed(status, done)
             self._tell_plane()
 
     def _answer(self, events: Sequence[Event]) -> None:
@@ -399,7 +375,11 @@ class Master:
                 answer.set_result(effect.reason)
             await self._performer.say(effect.worker, words.Dismissal(effect.uid, effect.reason))
         elif isinstance(effect, RecordErrorNode):
-            logger.warning("node %s is faulty: %s", effect.node_name, effect.reason)
+            logger.warning("node %s is not to be used: %s", effect.node_name, effect.reason)
+        elif isinstance(effect, Page):
+            logger.warning("a human is wanted: %s", effect.text)
+        elif isinstance(effect, Renew):
+            await self._performer.say(effect.worker, words.Renew(effect.uid, effect.reason))
         elif effect.seq_num == self._status.seq_num and self._status.phase not in TERMINAL:
             # An order that another has overtaken is not worth sending, and `_close` sends the last one: after
             # the report, which agents that have left can't hear.

@@ -7,9 +7,11 @@ agents lost in one moment are two counted losses, not one counted and one free.
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
-from aegis_elastic.core.model import CheckResult, Failure
+from aegis_elastic.core.model import CheckResult, Failure, Verdict
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="type", rename="camel"):
@@ -124,12 +126,125 @@ class Quit(_Event, tag="quit", frozen=True, rename="camel"):
     reason: str
 
 
+class Noted(_Event, tag="noted", frozen=True, rename="camel"):
+    """Somebody saw something odd: a line of the journal, and nothing follows from it.
+
+    `code` is for machines ("memory.leak", "guard.would_act"), `time` in wall seconds of who saw it.
+    """
+
+    worker: str
+    node_name: str
+    code: str
+    detail: str
+    time: float
+
+
+class Progress(_Event, tag="progress", frozen=True, rename="camel"):
+    """The highest step that training is known to have reached; told before a decision that depends on it."""
+
+    step: int
+
+
+class Saved(_Event, tag="saved", frozen=True, rename="camel"):
+    """A checkpoint of this step is complete: from here training can go on, so now a node may be evicted.
+
+    `kind` is the framework's ("dcp", "megatron", ...), `time` in wall seconds of who saw it.
+    """
+
+    step: int
+    path: str
+    kind: str
+    time: float
+
+
+class Mark(_Event, tag="mark", frozen=True, rename="camel"):
+    """A detector's verdict on a node. It kills nothing: acting on it needs `Act` or `Evict` from the guard.
+
+    `worker` is who showed it; the mark is the node's, and stays there when the worker moves on.
+    """
+
+    node_name: str
+    worker: str
+    verdict: Verdict
+    reason: str
+
+
+class Unmark(_Event, tag="unmark", frozen=True, rename="camel"):
+    """The condition has gone: whatever was allowed because of it no longer is."""
+
+    node_name: str
+    verdict: Verdict
+    reason: str
+
+
+class Act(_Event, tag="act", frozen=True, rename="camel"):
+    """The guard allows the restart of a frozen or desynced rank now: counts as an Error of that worker.
+
+    `verdict` is that of the mark, or "manual": somebody asked for a restart, which needs no mark.
+    """
+
+    worker: str
+    verdict: str
+    reason: str
+
+
+class Evict(_Event, tag="evict", frozen=True, rename="camel"):
+    """The guard allows that this marked node leaves: a slow one at a checkpoint boundary, a hung one now."""
+
+    node_name: str
+    reason: str
+
+
+class Fit(_Event, tag="fit", frozen=True, rename="camel"):
+    """A waiting spare has been checked: `fit` if it passed bootcheck and performance."""
+
+    worker: str
+    uid: str
+    fit: bool
+    reason: str = ""
+
+
+class Taint(_Event, tag="taint", frozen=True, rename="camel"):
+    """The cluster's ErrorNodes name this node: it is refused, until `until` (wall seconds; 0: no end)."""
+
+    node_name: str
+    reason: str
+    kind: str
+    until: float = 0.0
+
+
+class Untaint(_Event, tag="untaint", frozen=True, rename="camel"):
+    """The node may be used again."""
+
+    node_name: str
+    reason: str
+
+
+class Hold(_Event, tag="hold", frozen=True, rename="camel"):
+    """It is not the nodes: a dependency is down for everybody, or too many fail together.
+
+    The recovery waits for `Release`, at most until `until` (wall s); this incarnation's charge is given back.
+    """
+
+    reason: str
+    until: float
+
+
+class Release(_Event, tag="release", frozen=True, rename="camel"):
+    """What everybody waited for is there again."""
+
+    reason: str
+
+
 class Reconcile(_Event, tag="reconcile", frozen=True, rename="camel"):
     """The controller's turn: decide what follows from the facts and from the time that has passed."""
 
 
-Event = Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Reconcile
-EVENT_TYPES = (Join, Lost, Offer, Finish, Started, Error, Independent, Quit, Reconcile)
+Event = (
+    Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Noted | Progress | Saved | Mark
+    | Unmark | Act | Evict | Fit | Taint | Untaint | Hold | Release | Reconcile
+)  # fmt: skip
+EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
 
 class Publish(msgspec.Struct, frozen=True, tag_field="type", tag="publish", rename="camel"):
@@ -140,7 +255,7 @@ class Publish(msgspec.Struct, frozen=True, tag_field="type", tag="publish", rena
 
 
 class RecordErrorNode(msgspec.Struct, frozen=True, tag_field="type", tag="recordErrorNode", rename="camel"):
-    """Write the node into the cluster's ErrorNodes, so that later rendezvous refuse it."""
+    """Write the node into the cluster's ErrorNodes, so that later rendezvous refuse it; have it isolated."""
 
     step: int
     node_name: str
@@ -157,6 +272,24 @@ class Dismiss(msgspec.Struct, frozen=True, tag_field="type", tag="dismiss", rena
     reason: str
 
 
+class Renew(msgspec.Struct, frozen=True, tag_field="type", tag="renew", rename="camel"):
+    """Level 2: this agent executes itself again in a clean process, and joins with a new uid."""
+
+    step: int
+    worker: str
+    uid: str
+    reason: str
+
+
+class Page(msgspec.Struct, frozen=True, tag_field="type", tag="page", rename="camel"):
+    """Call a human. Pages of one `key` are one incident."""
+
+    step: int
+    key: str
+    text: str
+    urgent: bool = False
+
+
 class Close(msgspec.Struct, frozen=True, tag_field="type", tag="close", rename="camel"):
     """The job has ended: tell everybody, write the report, archive the record."""
 
@@ -165,4 +298,4 @@ class Close(msgspec.Struct, frozen=True, tag_field="type", tag="close", rename="
     reason: str
 
 
-Effect = Publish | RecordErrorNode | Dismiss | Close
+Effect = Publish | RecordErrorNode | Dismiss | Renew | Page | Close

@@ -17,18 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from aegis_elastic.core.events import (
-    Effect,
-    Error,
-    Finish,
-    Independent,
-    Join,
-    Lost,
-    Offer,
-    Quit,
-    Reconcile,
-    Started,
-)
+from aegis_elastic.core.events import Effect, Event
 from aegis_elastic.core.machine import Transition, create, step
 from aegis_elastic.core.model import JobSpec, Status, digest
 
@@ -49,7 +38,7 @@ class Adopt(msgspec.Struct, frozen=True, tag_field="type", tag="adopt", rename="
     status: Status
 
 
-StepEvent = Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Reconcile
+StepEvent = Event
 
 
 class Line(msgspec.Struct, frozen=True, rename="camel"):

@@ -36,6 +36,16 @@ class Mode(str, enum.Enum):
     INDEPENDENT = "independent"
 
 
+class Verdict(str, enum.Enum):
+    """What a detector can say of a node while training runs."""
+
+    FROZEN = "frozen"
+    DESYNC = "desync"
+    STALLED = "stalled"
+    UNREACHABLE = "unreachable"
+    SLOW = "slow"
+
+
 class CheckResult(msgspec.Struct, frozen=True, rename="camel"):
     """What one check of one worker found.
 
@@ -54,7 +64,10 @@ class CheckResult(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Failure(msgspec.Struct, frozen=True, rename="camel"):
-    """One training process that ended badly, as its agent saw it. `time` in wall seconds of that node."""
+    """One training process that ended badly, as its agent saw it. `time` in wall seconds of that node.
+
+    `frame` is where its exception was raised, "FILE:LINE FUNCTION", "" if it recorded none.
+    """
 
     rank: int
     local_rank: int
@@ -64,16 +77,37 @@ class Failure(msgspec.Struct, frozen=True, rename="camel"):
     exception: str | None = None
     last_lines: tuple[str, ...] = ()
     after_stop: bool = False
+    frame: str = ""
 
 
 class ErrorNode(msgspec.Struct, frozen=True, rename="camel"):
-    """A node that must not take part again, and why. `kind` is "hardware", "slow" or "manual"."""
+    """A node that must not take part again, and why. `kind` is "hardware", "slow", "hang" or "manual".
+
+    `time` and `until` (0: no end) in wall seconds; `job` is the one that found it ("" if it wasn't a job).
+    """
 
     node_name: str
     reason: str
     kind: str
     time: float
     job: str
+    until: float = 0.0
+
+
+class NodeMark(msgspec.Struct, frozen=True, rename="camel"):
+    """A detector's verdict on a node: a mark only. `time` (wall s) is when it was first made.
+
+    `evict` is the guard's reason for letting the node go ("" as long as it has not); `safe` says that a
+    checkpoint has completed at which it can go.
+    """
+
+    node_name: str
+    worker: str
+    verdict: Verdict
+    reason: str
+    time: float
+    evict: str = ""
+    safe: bool = False
 
 
 class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -95,6 +129,7 @@ class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
     join_timeout_s: float = 600.0
     last_call_s: float = 30.0
     rejoin_timeout_s: float = 600.0
+    retry_decay: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.min_worker_num <= self.worker_num:
@@ -104,6 +139,8 @@ class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
             )
         if self.max_retry < 0 or self.recovery_budget < 1:
             raise ValueError(f"cannot run {self.job_name!r}: maxRetry must be >= 0 and recoveryBudget >= 1")
+        if self.retry_decay < 0:
+            raise ValueError(f"cannot run {self.job_name!r}: retryDecay must be >= 0, 0 for never")
 
 
 def _pod_name(field: str) -> str:
@@ -115,10 +152,11 @@ def _pod_name(field: str) -> str:
 class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     """One worker: an agent and the training processes it manages.
 
-    Its place in `Status.pods` is its group rank. The last four fields are facts that have arrived and that
-    the next `Reconcile` will act upon: `gone` (no live agent), `restarted` (the agent was lost or replaced),
-    `failed` (the first Error of this incarnation is ours), `faulty` (code of the failing check for which
-    this node must leave).
+    Its place in `Status.pods` is its group rank. `fit`: it was checked while it waited as a spare. The
+    fields from `gone` on are facts that have arrived and that the next `Reconcile` will act upon: `gone` (no
+    live agent), `restarted` (the agent was lost or replaced), `failed` (the first Error of this incarnation
+    is ours), `faulty` (code of the failing check for which this node must leave), `renew` (why this agent
+    must execute itself again; while it is `gone`, too, it is doing that).
     """
 
     name: str
@@ -133,10 +171,12 @@ class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     updated_timestamp: float = 0.0
     ordinal: int = -1
     store: str = ""
+    fit: bool = False
     gone: bool = False
     restarted: bool = False
     failed: bool = False
     faulty: str = ""
+    renew: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, rename="camel"):
@@ -145,6 +185,9 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     `entries` counts the entries into Restarting (or back into Pending) since training last ran; `deadline`
     is the wall time at which waiting ends, 0 for none; `store` is the address of the TCPStore that the
     newest order hands out; `checks` the checks that it asks for; `step` the id of the last transition.
+
+    `highest_step` and `saved_step` are training steps, -1 as long as nobody has told. `charged`: a failure of
+    this incarnation stands in the accounts. `held` (why) and `held_until` (wall s): the recovery waits.
     """
 
     spec: JobSpec
@@ -165,11 +208,29 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     clues: tuple[str, ...] = ()
     root: str = ""
     reschedules: int = 0
+    evictions: int = 0
     step: int = 0
+    highest_step: int = -1
+    saved_step: int = -1
+    saved_at: float = 0.0
+    saves: int = 0
+    marks: tuple[NodeMark, ...] = ()
+    charged: bool = False
+    held: str = ""
+    held_until: float = 0.0
+    last_root: str = ""
+    last_level: int = 0
+    last_step: int = -1
+    renewed: bool = False
 
     def pod(self, name: str) -> PodInfo | None:
         """The seated worker of that name, or None."""
         return next((pod for pod in self.pods if pod.name == name), None)
+
+    @property
+    def due(self) -> float:
+        """The next wall time at which waiting ends and something is to be decided; 0 for none."""
+        return min((at for at in (self.deadline, self.held_until) if at > 0), default=0.0)
 
 
 def digest(status: Status) -> str:

@@ -151,6 +151,8 @@ def _typical(phase: Phase, recover_count: int, timestamp: float) -> dict[str, An
         "restarted": False,
         "failed": False,
         "faulty": "",
+        "fit": False,
+        "renew": "",
     }
 
 

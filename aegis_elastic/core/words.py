@@ -36,13 +36,19 @@ class Recall(_Word, tag="recall", frozen=True, rename="camel"):
     reason: str
 
 
+class Renew(_Word, tag="renew", frozen=True, rename="camel"):
+    """Execute yourself again in a clean process, under the same name (level 2)."""
+
+    reason: str
+
+
 class FinalReport(_Word, tag="finalReport", frozen=True, rename="camel"):
     """The job's report, sent to everybody just before the order to close."""
 
     report: Report
 
 
-Word = Renewal | Dismissal | Recall | FinalReport
+Word = Renewal | Dismissal | Recall | Renew | FinalReport
 
 _decoder = msgspec.json.Decoder(Word)
 

@@ -148,6 +148,8 @@ def reset(pod: PodInfo, phase: Phase, now: float, **changes: Any) -> PodInfo:
         "restarted": False,
         "failed": False,
         "faulty": "",
+        "fit": False,
+        "renew": "",
         "store": "",
     }
     return edit(pod, **{**fresh, "inner_phase": phase, "updated_timestamp": now, **changes})
@@ -159,6 +161,13 @@ def with_pod(pods: tuple[PodInfo, ...], changed: PodInfo) -> tuple[PodInfo, ...]
 
 def names_of(pods: Iterable[PodInfo]) -> str:
     return ", ".join(pod.name for pod in pods)
+
+
+def taint_of(s: Status, node_name: str, now: float) -> ErrorNode | None:
+    """Why this node is not to be used now, or None."""
+    return next(
+        (n for n in s.error_nodes if n.node_name == node_name and (n.until == 0 or now < n.until)), None
+    )
 
 
 def is_independent(s: Status) -> bool:

@@ -34,8 +34,10 @@ from aegis_elastic.core.machine.change import (
     nothing,
     ranks_done,
     reset,
+    taint_of,
     with_pod,
 )
+from aegis_elastic.core.machine.node_facts import NODE_FACTS
 from aegis_elastic.core.model import Phase, PodInfo, Status
 
 
@@ -47,7 +49,7 @@ def after_the_end(s: Status, event: Event) -> Transition:
 
 
 def _join(s: Status, e: Join, now: float) -> Transition:
-    tainted = next((node for node in s.error_nodes if node.node_name == e.node_name), None)
+    tainted = taint_of(s, e.node_name, now)
     if tainted:
         why = f"node {e.node_name} is not to be used: {tainted.reason}"
         return Transition(s, (Dismiss(s.step, e.worker, e.uid, why),), why, "refused")
@@ -169,6 +171,7 @@ def _quit(s: Status, e: Quit, now: float) -> Transition:
 
 
 FACTS: dict[type, Callable[[Status, Any, float], Transition]] = {
+    **NODE_FACTS,
     Join: _join,
     Lost: _lost,
     Offer: _offer,

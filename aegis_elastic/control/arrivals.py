@@ -1,0 +1,75 @@
+"""What arrives from agents, on its way to `step`: repetitions are dropped, Errors wait for their root.
+
+Memory only: an Error that a dying master held back is reported again until somebody answers it.
+"""
+
+from __future__ import annotations
+
+from aegis_elastic.control.roll import Roll
+from aegis_elastic.core.attribution import Evidence, Verdict, attribute
+from aegis_elastic.core.events import Error, Event, Independent, Lost, Started
+from aegis_elastic.core.machine import step
+from aegis_elastic.core.messages import Message
+from aegis_elastic.core.model import RECOVERING, Mode, Phase, Status
+
+
+class Arrivals:
+    """Sorts the events of one job's reports."""
+
+    def __init__(self, roll: Roll, attribution_s: float) -> None:
+        self._roll = roll
+        self._attribution_s = attribution_s
+        self._told_started: set[tuple[str, int]] = set()
+
+    def sort_in(self, status: Status, event: Event, message: Message, now_s: float) -> Event | None:
+        """The event if it is to be put in line now; None if it is known already, or an Error that waits.
+
+        Repeated reports are dropped here, so that the journal holds each fact once.
+        """
+        if isinstance(event, (Error, Independent)) and not _is_seated(status, message):
+            return None  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
+        if isinstance(event, Error):
+            if event.worker not in self._roll.evidence and _is_recent(status, message):
+                evidence = Evidence(event.worker, now_s, event.failures, event.reason, event.clues)
+                self._roll.evidence[event.worker] = (evidence, event)
+            return None
+        if isinstance(event, Started):
+            life = (message.uid, message.incarnation)
+            if life in self._told_started:
+                return None
+            self._told_started.add(life)
+            return event
+        return event if step(status, event, 0.0).status is not status else None
+
+    def verdict(self, status: Status, suspects: frozenset[str], now_s: float) -> Verdict:
+        """Whose failure came first, as far as the Errors that wait say."""
+        waiting = [evidence for evidence, _ in self._roll.evidence.values()]
+        expected = sum(not pod.finished and not pod.gone for pod in status.pods)
+        return attribute(waiting, suspects, expected, now_s, self._attribution_s)
+
+    def attributed(
+        self, status: Status, suspects: frozenset[str], in_line: list[Event], now_s: float
+    ) -> list[Error]:
+        """The Errors that have waited, the root's first, once it is clear whose failure came first."""
+        if not self._roll.evidence:
+            return []
+        deciding = status.phase is Phase.RUN_COMMAND or status.mode is Mode.INDEPENDENT
+        verdict = self.verdict(status, suspects, now_s)
+        if deciding and verdict.root is None and not any(isinstance(event, Lost) for event in in_line):
+            return []
+        errors = [error for _, error in self._roll.evidence.values()]
+        errors.sort(key=lambda error: error.worker != verdict.root)
+        self._roll.evidence.clear()
+        return errors
+
+
+def _is_seated(status: Status, message: Message) -> bool:
+    pod = status.pod(message.pod_name)
+    return pod is not None and pod.uid == message.uid
+
+
+def _is_recent(status: Status, message: Message) -> bool:
+    """Errors are worth keeping until the next start of training, so that consequences are recorded too."""
+    recent = status.phase is Phase.RUN_COMMAND or status.phase in RECOVERING
+    recent = recent or status.mode is Mode.INDEPENDENT
+    return recent and message.incarnation == status.incarnation

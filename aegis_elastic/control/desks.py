@@ -1,0 +1,118 @@
+"""Desks: what sits beside the master and knows something that `step` should hear of.
+
+The master decides nothing but what `core.machine` decides. Whoever watches for something (a pace, a
+checkpoint, the cluster's bad nodes, the guard over it all) is a desk: it hears every accepted report, sees
+every decision once it is durable, and puts events in line. A desk that breaks is put aside and said so;
+the job goes on without it, since no watcher may become a reason why training doesn't run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from aegis_elastic.core.events import Event
+from aegis_elastic.core.machine import Transition
+from aegis_elastic.core.messages import Message
+from aegis_elastic.core.model import Status
+
+logger = logging.getLogger(__name__)
+
+_BROKE = "the desk %s broke and is put aside; the job goes on without it"
+
+_Result = TypeVar("_Result")
+
+
+class Decided(NamedTuple):
+    """An event and what `step` made of it."""
+
+    event: Event
+    made: Transition
+
+
+class Desk(Protocol):
+    """One watcher. All calls come from the master's loop and return at once; what waits for IO is a task of
+    the desk's own, which gives its events to the `feed` that the desk got when it was made.
+    """
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """A report of a current agent was accepted (monotonic seconds). Before its events are decided on."""
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """These decisions are durable, and `status` is what they led to. First with none, at the start."""
+
+    def due_s(self) -> float:
+        """The monotonic moment at which `turn` is wanted next; infinite for none."""
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Its time has come: events that go to `step` together with the facts that have arrived."""
+
+    async def close(self) -> None:
+        """The master ends: end every task and give everything back."""
+
+
+class Desks:
+    """All desks of one master."""
+
+    def __init__(self) -> None:
+        self._desks: dict[str, Desk] = {}
+        self._broken: dict[str, str] = {}
+
+    def add(self, desk: Desk) -> None:
+        """Take this desk in, under its class's name."""
+        self._desks[type(desk).__name__] = desk
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Desks that were put aside, by name, and why."""
+        return self._broken
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Tell everybody of a report."""
+        for name, desk in [*self._desks.items()]:
+            self._ask(name, lambda desk=desk: desk.heard(message, now_s), None)  # type: ignore[misc]
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """Tell everybody what has been decided."""
+        for name, desk in [*self._desks.items()]:
+            self._ask(name, lambda desk=desk: desk.followed(status, done), None)  # type: ignore[misc]
+
+    def due_s(self) -> float:
+        """When the next one wants its turn."""
+        dues = [self._ask(name, desk.due_s, math.inf) for name, desk in [*self._desks.items()]]
+        return min(dues, default=math.inf)
+
+    def turn(self, now_s: float) -> list[Event]:
+        """The events of all whose time has come."""
+        events: list[Event] = []
+        for name, desk in [*self._desks.items()]:
+            if self._ask(name, desk.due_s, math.inf) <= now_s:
+                events += self._ask(name, lambda desk=desk: desk.turn(now_s), ())  # type: ignore[misc]
+        return events
+
+    async def close(self) -> None:
+        """End them all."""
+        for name, desk in [*self._desks.items()]:
+            await self._await(name, desk.close())
+        self._desks.clear()
+
+    def _ask(self, name: str, question: Callable[[], _Result], otherwise: _Result) -> _Result:
+        try:
+            return question()
+        except Exception as error:  # a watcher's fault is never the training's
+            logger.exception(_BROKE, name)
+            self._put_aside(name, error)
+            return otherwise
+
+    async def _await(self, name: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:  # a watcher's fault is never the training's
+            logger.exception(_BROKE, name)
+            self._put_aside(name, error)
+
+    def _put_aside(self, name: str, error: Exception) -> None:
+        self._desks.pop(name, None)
+        self._broken[name] = f"{type(error).__name__}: {error}"
