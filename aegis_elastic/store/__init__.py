@@ -1,1 +1,1 @@
-"""Shared truth: one contract (`contract`), and memory, JetStream and etcd behind it."""
+"""Shared truth: one contract (`contract`), and memory, files, JetStream and etcd behind it."""

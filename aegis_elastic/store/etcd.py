@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 from etcd3 import etcdrpc
 
+from aegis_elastic.store.base import StoreBase
 from aegis_elastic.store.leases import Lease
 from aegis_elastic.store.values import (
     Entry,
@@ -29,7 +30,7 @@ from aegis_elastic.store.values import (
     check_ttl,
     check_value,
 )
-from aegis_elastic.store.watching import Feed, Watch
+from aegis_elastic.store.watching import Feed
 
 logger = logging.getLogger(__name__)
 
@@ -57,19 +58,16 @@ _TRANSIENT = frozenset(
 _TXN = etcdrpc.Compare
 
 
-class EtcdStore:
+class EtcdStore(StoreBase):
     """`Store` below one root in etcd. Make it with `open`, end it with `close`."""
 
     def __init__(self, channel: Any, root: str, timeout_s: float) -> None:
+        super().__init__(timeout_s)
         self._channel = channel
         self._kv = etcdrpc.KVStub(channel)
-        self._lease = etcdrpc.LeaseStub(channel)
-        self._watch = etcdrpc.WatchStub(channel)
+        self._leaser = etcdrpc.LeaseStub(channel)
+        self._watcher = etcdrpc.WatchStub(channel)
         self._root = root.encode() + b"/"
-        self._timeout_s = timeout_s
-        self._watches: set[Watch] = set()
-        self._leases: set[_EtcdLease] = set()
-        self._closed = False
 
     @classmethod
     async def open(
@@ -146,35 +144,17 @@ class EtcdStore:
         check_value(key, value)
         check_ttl(key, ttl_s)
         taken_at_s = asyncio.get_running_loop().time()
-        granted = await self._call(self._lease.LeaseGrant, etcdrpc.LeaseGrantRequest(TTL=math.ceil(ttl_s)))
+        granted = await self._call(self._leaser.LeaseGrant, etcdrpc.LeaseGrantRequest(TTL=math.ceil(ttl_s)))
         try:
             token = await self._create(key, value, granted.ID)
         except KeyExists:
-            await self._call(self._lease.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=granted.ID))
+            await self._call(self._leaser.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=granted.ID))
             raise
-        lease = _EtcdLease(self, key, granted.ID, token, ttl_s, taken_at_s)
-        self._leases.add(lease)
-        return lease
-
-    def watch(self, prefix: str) -> Watch:
-        """See `Store.watch`."""
-        self._check_open()
-        check_prefix(prefix)
-
-        async def feed(sink: Feed) -> None:
-            await self._follow(prefix, sink)
-
-        watch = Watch(feed, self._timeout_s)
-        self._watches.add(watch)
-        return watch
+        return self._hand_out(_EtcdLease(self, key, granted.ID, token, ttl_s, taken_at_s))
 
     async def close(self) -> None:
         """See `Store.close`."""
-        self._closed = True
-        for lease in self._leases:
-            lease._end()
-        for watch in self._watches:
-            await watch.stop()
+        await super().close()
         await self._channel.close()
 
     async def _create(self, key: str, value: bytes, lease_id: int) -> int:
@@ -234,7 +214,7 @@ class EtcdStore:
         wanted = etcdrpc.WatchCreateRequest(
             key=start, range_end=end, start_revision=revision, progress_notify=True
         )
-        call = self._watch.Watch(wait_for_ready=True)
+        call = self._watcher.Watch(wait_for_ready=True)
         try:
             await call.write(etcdrpc.WatchRequest(create_request=wanted))
             while (answer := await call.read()) is not grpc.aio.EOF:
@@ -253,7 +233,7 @@ class EtcdStore:
     async def _keep_lease(self, lease_id: int) -> int:
         """Prolong a lease; returns the seconds it has now, 0 if there is none."""
         self._check_open()
-        call = self._lease.LeaseKeepAlive(timeout=self._timeout_s, wait_for_ready=True)
+        call = self._leaser.LeaseKeepAlive(timeout=self._timeout_s, wait_for_ready=True)
         try:
             await call.write(etcdrpc.LeaseKeepAliveRequest(ID=lease_id))
             answer = await call.read()
@@ -264,10 +244,6 @@ class EtcdStore:
         if answer is grpc.aio.EOF:
             raise StoreUnavailable("cannot prolong a lease: etcd ended the call without an answer")
         return int(answer.TTL)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("cannot use the store: it is closed")
 
     def _full(self, key: str) -> bytes:
         return self._root + key.encode()
@@ -305,7 +281,7 @@ class _EtcdLease(Lease):
 
     async def _release(self) -> None:
         # Takes the key along, and only if it still hangs on this lease.
-        await self._store._call(self._store._lease.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=self._id))
+        await self._store._call(self._store._leaser.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=self._id))
 
 
 def _failure(error: Any) -> StoreError:

@@ -21,6 +21,7 @@ from nats.js.api import RawStreamMsg
 from nats.js.kv import KV_DEL, KV_PURGE, KeyValue
 
 from aegis_elastic.bus.errors import BusError
+from aegis_elastic.store.base import StoreBase
 from aegis_elastic.store.leases import Lease
 from aegis_elastic.store.values import (
     Entry,
@@ -34,7 +35,7 @@ from aegis_elastic.store.values import (
     check_ttl,
     check_value,
 )
-from aegis_elastic.store.watching import Feed, Watch
+from aegis_elastic.store.watching import Feed
 
 logger = logging.getLogger(__name__)
 
@@ -86,18 +87,15 @@ def bucket_name(*parts: str) -> str:
     return f"{name[: BUCKET_CHARS_MAX - len(digest) - 2]}__{digest}"
 
 
-class JetStreamStore:
+class JetStreamStore(StoreBase):
     """`Store` in one bucket. Make it with `open`; closing it leaves the bus connection alone."""
 
     def __init__(self, bus: Bus, bucket: str, timeout_s: float) -> None:
+        super().__init__(timeout_s)
         self._bus = bus
         self._bucket = bucket
         self._stream = f"KV_{bucket}"
         self._subjects = f"$KV.{bucket}."
-        self._timeout_s = timeout_s
-        self._watches: set[Watch] = set()
-        self._leases: set[_JetStreamLease] = set()
-        self._closed = False
 
     @classmethod
     async def open(
@@ -169,29 +167,7 @@ class JetStreamStore:
         taken_at_s = asyncio.get_running_loop().time()
         headers = {"Nats-TTL": str(math.ceil(ttl_s)), _HOLDER: secrets.token_hex(16)}
         token = await self._create(key, value, headers)
-        lease = _JetStreamLease(self, key, value, headers, token, ttl_s, taken_at_s)
-        self._leases.add(lease)
-        return lease
-
-    def watch(self, prefix: str) -> Watch:
-        """See `Store.watch`."""
-        self._check_open()
-        check_prefix(prefix)
-
-        async def feed(sink: Feed) -> None:
-            await self._follow(prefix, sink)
-
-        watch = Watch(feed, self._timeout_s)
-        self._watches.add(watch)
-        return watch
-
-    async def close(self) -> None:
-        """See `Store.close`."""
-        self._closed = True
-        for lease in self._leases:
-            lease._end()
-        for watch in self._watches:
-            await watch.stop()
+        return self._hand_out(_JetStreamLease(self, key, value, headers, token, ttl_s, taken_at_s))
 
     async def _create(self, key: str, value: bytes, headers: Mapping[str, str]) -> int:
         """Create the key, absent or dead: an expired or deleted one is still there as a marker, with a
@@ -312,10 +288,6 @@ class JetStreamStore:
         except BaseException:
             await _stop(watcher)
             raise
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("cannot use the store: it is closed")
 
 
 class _JetStreamLease(Lease):

@@ -3,20 +3,20 @@
 import asyncio
 from collections.abc import Callable
 
+from aegis_elastic.store.base import StoreBase
 from aegis_elastic.store.leases import Lease
 from aegis_elastic.store.values import (
     Entry,
     KeyExists,
     LeaseLost,
     RevisionConflict,
-    StoreUnavailable,
     below,
     check_key,
     check_prefix,
     check_ttl,
     check_value,
 )
-from aegis_elastic.store.watching import Feed, Watch
+from aegis_elastic.store.watching import Feed
 
 WATCH_TIMEOUT_S = 5.0
 
@@ -58,14 +58,12 @@ class MemoryBackend:
         return tuple(entry for key, entry in sorted(self.entries.items()) if wanted(key))
 
 
-class MemoryStore:
+class MemoryStore(StoreBase):
     """`Store` over a `MemoryBackend` (a private one unless given)."""
 
     def __init__(self, backend: MemoryBackend | None = None) -> None:
+        super().__init__(WATCH_TIMEOUT_S)
         self._backend = backend or MemoryBackend()
-        self._watches: set[Watch] = set()
-        self._leases: set[_MemoryLease] = set()
-        self._closed = False
 
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
@@ -109,38 +107,15 @@ class MemoryStore:
         check_ttl(key, ttl_s)
         taken_at_s = asyncio.get_running_loop().time()
         token = await self.create(key, value)
-        lease = _MemoryLease(self._backend, key, token, ttl_s, taken_at_s)
-        self._leases.add(lease)
-        return lease
+        return self._hand_out(_MemoryLease(self._backend, key, token, ttl_s, taken_at_s))
 
-    def watch(self, prefix: str) -> Watch:
-        """See `Store.watch`."""
-        self._check_open()
-        check_prefix(prefix)
-
-        async def feed(sink: Feed) -> None:
-            self._backend.feeds[sink] = below(prefix)
-            try:
-                sink.snapshot(self._backend.below(prefix))
-                await asyncio.Event().wait()
-            finally:
-                del self._backend.feeds[sink]
-
-        watch = Watch(feed, WATCH_TIMEOUT_S)
-        self._watches.add(watch)
-        return watch
-
-    async def close(self) -> None:
-        """See `Store.close`."""
-        self._closed = True
-        for lease in self._leases:
-            lease._end()
-        for watch in self._watches:
-            await watch.stop()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreUnavailable("cannot use the store: it is closed")
+    async def _follow(self, prefix: str, sink: Feed) -> None:
+        self._backend.feeds[sink] = below(prefix)
+        try:
+            sink.snapshot(self._backend.below(prefix))
+            await asyncio.Event().wait()
+        finally:
+            del self._backend.feeds[sink]
 
     def _check_revision(self, what: str, key: str, revision: int) -> None:
         entry = self._backend.entries.get(key)

@@ -15,6 +15,7 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, master_j
 from aegis_elastic.bus.server import _TETHER, NatsServer
 from aegis_elastic.store.contract import Change, Entry, Store, Watch
 from aegis_elastic.store.etcd import EtcdStore
+from aegis_elastic.store.files import FileStore
 from aegis_elastic.store.jetstream import JetStreamStore
 from aegis_elastic.store.memory import MemoryBackend, MemoryStore
 
@@ -138,7 +139,17 @@ class Etcd(Backend):
             await self.crash()
 
 
-BACKENDS: dict[str, type[Backend]] = {"memory": Memory, "jetstream": JetStream, "etcd": Etcd}
+class Files(Backend):
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    async def _open(self, name: str) -> Store:
+        return await FileStore.open(self._directory / name)
+
+
+BACKENDS: dict[str, type[Backend]] = {"memory": Memory, "files": Files, "jetstream": JetStream, "etcd": Etcd}
+SERVERS = ("jetstream", "etcd")
 
 
 def missing(name: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.store.backends import BACKENDS, Backend, missing, running
+from tests.store.backends import BACKENDS, SERVERS, Backend, missing, running
 
 Scenario = Callable[[Backend], Any]
 Over = Callable[[Scenario], None]
@@ -34,7 +34,7 @@ def over_all(request: pytest.FixtureRequest, tmp_path: Path, unmet: Callable[[st
     return _over(request.param, tmp_path, unmet)
 
 
-@pytest.fixture(params=[name for name in BACKENDS if name != "memory"])
+@pytest.fixture(params=SERVERS)
 def over_servers(request: pytest.FixtureRequest, tmp_path: Path, unmet: Callable[[str], None]) -> Over:
     """Run `async def scenario(backend)` over each store that has a server of its own."""
     return _over(request.param, tmp_path, unmet)

@@ -1,4 +1,4 @@
-"""What every store promises: the same scenarios over memory, JetStream and etcd, with real servers."""
+"""What every store promises: the same scenarios over memory, files, JetStream and etcd, with real servers."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What every store promises of leases: one suite over memory, JetStream and etcd, with real servers."""
+"""What every store promises of leases: one suite over all of them, with real servers."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,0 +1,54 @@
+"""What every store does the same way, whichever it is: it is open or closed, and ends what it handed out."""
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from aegis_elastic.store.leases import Lease
+from aegis_elastic.store.values import StoreUnavailable, check_prefix
+from aegis_elastic.store.watching import Feed, Watch
+
+L = TypeVar("L", bound=Lease)
+
+
+class StoreBase(ABC):
+    """The watches and leases of one store, and its end. A store adds the keys."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s`: how long an operation waits for its answer."""
+        self._timeout_s = timeout_s
+        self._watches: set[Watch] = set()
+        self._leases: set[Lease] = set()
+        self._closed = False
+
+    def watch(self, prefix: str) -> Watch:
+        """See `Store.watch`."""
+        self._check_open()
+        check_prefix(prefix)
+
+        async def feed(sink: Feed) -> None:
+            await self._follow(prefix, sink)
+
+        watch = Watch(feed, self._timeout_s)
+        self._watches.add(watch)
+        return watch
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        self._closed = True
+        for lease in self._leases:
+            lease._end()
+        for watch in self._watches:
+            await watch.stop()
+
+    @abstractmethod
+    async def _follow(self, prefix: str, sink: Feed) -> None:
+        """Feed a watch until cancelled: a snapshot first, then what changes."""
+
+    def _hand_out(self, lease: L) -> L:
+        """Remember a lease, so that it ends with the store."""
+        self._leases.add(lease)
+        return lease
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("cannot use the store: it is closed")
