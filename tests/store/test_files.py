@@ -23,7 +23,7 @@ from aegis_elastic.store.files import FileStore
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from aegis_elastic.store.contract import RevisionConflict
+from aegis_elastic.store.contract import KeyExists, RevisionConflict
 from aegis_elastic.store.files import FileStore
 
 async def main():
@@ -35,7 +35,7 @@ async def main():
                 revision = await store.create("count", b"1")
             else:
                 revision = await store.update("count", b"%d" % (int(entry.value) + 1), entry.revision)
-        except RevisionConflict:
+        except (KeyExists, RevisionConflict):
             continue
         print(revision, flush=True)
 
