@@ -208,6 +208,7 @@ class AegisElasticAgent(IndependentBody):
         self._replace_guard()
         ranks = self._ranks
         if ranks is not None and not ranks.stopped:
+            self._watchers.ended()
             was_stopping, ranks.stopped = ranks.stopping, True
             if was_stopping:
                 self._on_stopped()
@@ -249,6 +250,7 @@ class AegisElasticAgent(IndependentBody):
             return
         ranks, again = self._ranks, self._ranks.stopping
         self._narrate(f"{name}: passed on to the ranks, {self._set.shutdown_timeout_s:g} s to end")
+        self._watchers.ended()
         self._leaving = ranks.stopping = True
         self._deadline = None
         self._stop_began_s = time.monotonic()

@@ -8,14 +8,13 @@ link, signals), the checks' pipe, and one deadline. What any of it means is for 
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
-import subprocess
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -24,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 
 from aegis_elastic.agents import requests, strays
 from aegis_elastic.agents.alone import Ledger
-from aegis_elastic.agents.checker import Checker, end_checks, start_checks
+from aegis_elastic.agents.checking import Checking
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.guard_client import (
     Event,
@@ -44,14 +43,14 @@ from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.spares import SETTLE_S, Spares
 from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
 from aegis_elastic.agents.torch_seam import SeamAgent
-from aegis_elastic.checks.request import Scalar
+from aegis_elastic.agents.watchers import MakeWatcher, Watched, Watchers
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.messages import MessageType, ReportData, WirePhase
 from aegis_elastic.core.model import CheckResult, Failure
 from aegis_elastic.core.orders import WIRE_PHASE, Order
 from aegis_elastic.core.ranks import Seat
 from aegis_elastic.core.report import Report
-from aegis_elastic.worker.environment import without_secrets
+from aegis_elastic.worker.environment import prepare_env
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +68,7 @@ class Settings:
     check_paths: dict[str, str] = field(default_factory=dict)
     isolate_exit_code: int = 1
     warm_spares: str = "auto"
+    watchers: tuple[MakeWatcher, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,12 @@ class NodeBody(SeamAgent):
         settings: Settings,
         narrate: Callable[[str], None],
     ) -> None:
-        super().__init__(spec, logs_specs, log_line_prefix_template=log_line_prefix_template)
+        super().__init__(
+            spec,
+            logs_specs,
+            log_line_prefix_template=log_line_prefix_template,
+            prepare_env=self._environment_of_rank,
+        )
         self._me = identity
         self._link = link
         self._inbox = inbox
@@ -128,11 +133,10 @@ class NodeBody(SeamAgent):
         self._ranks: RankGroup | None = None
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
-        self._checker: Checker | None = None
-        self._checked: tuple[tuple[Finding, ...], tuple[CheckResult, ...]] | None = None
-        # a process that waits for the checks of the next failure, and when to make one
-        self._ready_checks: subprocess.Popen[bytes] | None = None
-        self._prepare_s: float | None = None
+        self._checks = Checking(
+            identity, settings.check_paths, self._selector, narrate, self._conclude_checks
+        )
+        self._watchers = Watchers(settings.watchers, lambda: inbox.put("look"))
         self._ledger = Ledger()
         self._generation = 0
         self._then: Callable[[], None] | None = None
@@ -142,8 +146,6 @@ class NodeBody(SeamAgent):
         self._stop_began_s = 0.0
         self._outcome: Outcome | None = None
         self._report: Report | None = None
-        self._gpus = requests.count_gpus()
-        self._baseline: dict[str, Scalar] = {}
 
     def _open_guard(self) -> Guard:
         """Whoever is to hold the ranks, anew. GuardError."""
@@ -190,7 +192,7 @@ class NodeBody(SeamAgent):
         moments = [
             self._deadline[0] if self._deadline is not None else None,
             self._spares.due_s if self._spares is not None else None,
-            self._prepare_s,
+            self._checks.due_s,
         ]
         waits = [moment - time.monotonic() for moment in moments if moment is not None]
         return max(min(waits), 0.0) if waits else None
@@ -198,10 +200,7 @@ class NodeBody(SeamAgent):
     def _prepare(self) -> None:
         """What the next failure will want, once the ranks have had their start for themselves."""
         spares, ranks = self._spares, self._ranks
-        if self._prepare_s is not None and time.monotonic() >= self._prepare_s:
-            self._prepare_s = None
-            if self._ready_checks is None:
-                self._ready_checks = start_checks(without_secrets(os.environ))
+        self._checks.prepare()
         if spares is None or spares.due_s is None or time.monotonic() < spares.due_s:
             return
         if ranks is None or ranks.stopping or not ranks.running:
@@ -210,10 +209,8 @@ class NodeBody(SeamAgent):
             spares.act()
 
     def _clear_up(self) -> None:
-        if self._checker is not None and not self._checker.done:
-            self._checker.cancel()
-        if self._ready_checks is not None:
-            end_checks(self._ready_checks)
+        self._watchers.close()
+        self._checks.close()
         self._guard.close()
         self.finish_ranks()
         seen = [peers for peers in (self._peers, self._old_peers) if peers is not None]
@@ -245,6 +242,8 @@ class NodeBody(SeamAgent):
                 was_stopped = self._ranks.stopped
                 self._ranks.on_event(event)
                 if isinstance(event, Exited):
+                    if self._ranks.failed or not self._ranks.running:
+                        self._watchers.ended()
                     self._on_exited()
                 elif isinstance(event, Stopped) and self._ranks.stopped and not was_stopped:
                     self._on_stopped()
@@ -265,15 +264,14 @@ class NodeBody(SeamAgent):
 
     def _stop_then(self, then: Callable[[], None], grace_s: float | None = None) -> None:
         """Stop the ranks if there are any, and go on with `then` when nothing of them lives."""
-        if self._checker is not None and not self._checker.done:
-            self._forget_checker()
-        self._checked = None
+        self._checks.forget()
         if self._ranks is None or self._ranks.stopped:
             self._ranks = None
             then()
             return
         self._then = then
         if not self._ranks.stopping:
+            self._watchers.ended()
             self._ranks.stopping = True
             self._stop_began_s = time.monotonic()
             if grace_s is None:
@@ -297,64 +295,36 @@ class NodeBody(SeamAgent):
 
     def _check(self) -> None:
         """The ranks are gone: run the order's checks, or see to the end of those that run already."""
-        if self._checker is None and self._checked is None:
+        if self._checks.idle:
             self._begin_checks()
         self._conclude_checks()
 
     def _check_meanwhile(self, order: Order) -> None:
         """Begin the order's checks while the ranks still die. Collective ones wait until their devices are
         free."""
-        if self._then == self._check and self._checker is None and not requests.needs_store(order):
+        if self._then == self._check and self._checks.idle and not requests.needs_store(order):
             self._begin_checks()
 
     def _conclude_checks(self) -> None:
-        if self._checked is None or (self._ranks is not None and not self._ranks.stopped):
+        found = self._checks.found
+        if found is None or (self._ranks is not None and not self._ranks.stopped):
             return
-        (findings, results), self._checked = self._checked, None
-        self._finish(findings, results)
+        self._checks.found = None
+        if self._checks.took_s:
+            self._times["diagnose_s"] = self._checks.took_s
+        self._finish(*found)
 
     def _begin_checks(self) -> None:
         order = self._order
         seat = self._seat(order) if order is not None else None
+        self._checks.took_s = 0.0
         if order is None or seat is None or not order.checks:
-            self._checked = (), ()
+            self._checks.found = (), ()
             return
         if order.store and seat.group_rank == 0 and requests.needs_store(order):
             self._shelf.use(order.store)
-        request = requests.check_request(
-            order, seat, self._me, self._set.check_paths, self._gpus, self._baseline
-        )
         self._say(MessageType.ACK, ReportData(state="checking"))
-        self._prepare_s = None
-        process, self._ready_checks = self._ready_checks, None
-        if process is None or process.poll() is not None:
-            process = start_checks(without_secrets(os.environ))
-        self._checker = Checker(request, process)
-        self._selector.register(self._checker, selectors.EVENT_READ, self._on_check_result)
-
-    def _on_check_result(self) -> None:
-        checker = self._checker
-        if checker is None:
-            return
-        checker_fd = checker.fileno()
-        checker.read()
-        if checker.done:
-            self._selector.unregister(checker_fd)
-            self._checker = None
-            self._times["diagnose_s"] = time.monotonic() - checker.started_s
-            for result in checker.results:
-                if not result.passed:
-                    self._narrate(f"check {result.check_type}: {result.result}")
-                elif result.check_type in ("gpu", "rdma"):
-                    self._baseline |= result.details
-            self._checked = checker.findings(), tuple(checker.results)
-            self._conclude_checks()
-
-    def _forget_checker(self) -> None:
-        assert self._checker is not None
-        self._selector.unregister(self._checker)
-        self._checker.cancel()
-        self._checker = None
+        self._checks.begin(order, seat)
 
     def _start(self, order: Order, seat: Seat) -> None:
         began_s = time.monotonic()
@@ -380,12 +350,21 @@ class NodeBody(SeamAgent):
             self._narrate(f"cannot start training: {error}")
             self._fail(str(error), ())
             return
-        self._prepare_s = time.monotonic() + SETTLE_S
+        self._watch(order, seat, self._ranks)
+        self._checks.due_s = time.monotonic() + SETTLE_S
         times = {"rendezvous_s": rendezvous_s, "start_s": time.monotonic() - began_s - rendezvous_s}
         if seat.group_rank == 0:
             again = f", start number {order.incarnation}" if order.incarnation > 1 else ""
             self._narrate(f"training starts: {len(workers)} nodes, {_world_size(order)} ranks{again}")
         self._say(MessageType.ACK, ReportData(state="running", started=True, timings_s=times))
+
+    def _watch(self, order: Order, seat: Seat, ranks: RankGroup) -> None:
+        pids = {rank: pid for rank, pid in ranks.pids.items() if pid}
+        if pids:  # under the stock torchrun the ranks are not ours to look at
+            self._watchers.started(Watched(order.incarnation, seat, pids, ranks.logs, Path.cwd()))
+
+    def _environment_of_rank(self, env: Mapping[str, str]) -> dict[str, str]:
+        return prepare_env({**env, **self._watchers.environment()})
 
     def _finish(self, findings: tuple[Finding, ...] = (), checks: tuple[CheckResult, ...] = ()) -> None:
         times, self._times = self._times, {}
@@ -418,7 +397,11 @@ class NodeBody(SeamAgent):
         kind, data = self._said
         alive: tuple[str, ...] = tuple(sorted(self._peers.alive)) if self._peers is not None else ()
         full = msgspec.structs.replace(
-            data, store=self._shelf.ready, independent=self._ledger.ends, alive=alive
+            data,
+            store=self._shelf.ready,
+            independent=self._ledger.ends,
+            alive=alive,
+            watched=self._watchers.news(),
         )
         self._link.report(kind, WirePhase(WIRE_PHASE[order.action]), order.seq_num, order.incarnation, full)
 

@@ -22,9 +22,10 @@ TAIL_BYTES = 16384
 
 
 class Context(Protocol):
-    """What is asked of the processes: local rank -> pid, error file ("": none), file of its stderr."""
+    """What is asked of the processes: local rank -> pid, error file, files of its streams ("": none)."""
 
     error_files: dict[int, str]
+    stdouts: dict[int, str]
     stderrs: dict[int, str]
 
     def pids(self) -> dict[int, int]: ...
@@ -84,6 +85,15 @@ class RankGroup:
         """Global rank -> pid of the ranks that live."""
         pids = self._context.pids()
         return {self.seat.rank_offset + local: pids[local] for local in sorted(self._running)}
+
+    @property
+    def logs(self) -> dict[int, tuple[str, ...]]:
+        """Global rank -> the files that its stdout and stderr go to; none where they go past us."""
+        files = {}
+        for local in range(self.seat.nproc):
+            streams = self._context.stdouts.get(local, ""), self._context.stderrs.get(local, "")
+            files[self.seat.rank_offset + local] = tuple(dict.fromkeys(path for path in streams if path))
+        return files
 
     @property
     def failed(self) -> bool:

@@ -21,6 +21,8 @@ from aegis_elastic.core.orders import Order
 
 SCHEMA = 1
 MESSAGE_BYTES_MAX = 1 << 20
+WATCHERS_MAX = 16
+WATCHED_BYTES_MAX = 1 << 15  # of one watcher
 NAME_CHARS_MAX = 512
 COUNTER_MAX = 1 << 53  # what every JSON reader can hold exactly
 TIME_MAX = 1e11  # seconds; as wall time that is the year 5138
@@ -64,6 +66,8 @@ class ReportData(msgspec.Struct, frozen=True, omit_defaults=True):
     ready. `findings`, `checks` belong to Finish, `failures`, `clues`, `reason` to Error, `timings_s`
     (seconds) to either or to `started`: the ranks of this incarnation are running. `alive`: workers that it
     has seen over the training network of late. `independent`: ends that the master may not know of yet.
+    `watched`: what each watcher of its ranks knows, under the watcher's name; the desk that reads it checks
+    it.
     """
 
     state: str = ""
@@ -77,6 +81,7 @@ class ReportData(msgspec.Struct, frozen=True, omit_defaults=True):
     independent: tuple[IndependentEnd, ...] = ()
     started: bool = False
     alive: tuple[str, ...] = ()
+    watched: dict[str, msgspec.Raw] = {}
 
 
 _WIRE_NAMES = {
@@ -192,6 +197,7 @@ def _check_order(order: Order) -> None:
 def _check_report(data: ReportData) -> None:
     _check_store(data.store)
     _check_times(**data.timings_s)
+    _check_watched(data.watched)
     for check in data.checks:
         _check_times(timeStamp=check.time_stamp, durationS=check.duration_s)
     for end in data.independent:
@@ -199,6 +205,18 @@ def _check_report(data: ReportData) -> None:
     for failure in (*data.failures, *(failure for end in data.independent for failure in end.failures)):
         _check_counters(rank=failure.rank, localRank=failure.local_rank)
         _check_times(time=failure.time)
+
+
+def _check_watched(watched: dict[str, msgspec.Raw]) -> None:
+    if len(watched) > WATCHERS_MAX:
+        raise BadMessage(f"cannot read a message: {len(watched)} watchers, at most {WATCHERS_MAX}")
+    for name, facts in watched.items():
+        size = len(memoryview(facts))
+        if size > WATCHED_BYTES_MAX:
+            raise BadMessage(
+                f"cannot read a message: the facts of {name[:40]!r} have {size} bytes, "
+                f"at most {WATCHED_BYTES_MAX}"
+            )
 
 
 def _check_store(address: str) -> None:

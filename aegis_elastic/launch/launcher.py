@@ -30,7 +30,7 @@ from aegis_elastic.control.config import PlaneConfig
 from aegis_elastic.control.errors import LaunchError, UsageError
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import admin, screen
+from aegis_elastic.launch import admin, screen, watching
 from aegis_elastic.launch.options import Options
 
 logger = logging.getLogger(__name__)
@@ -254,6 +254,7 @@ class Launcher:
             signals=signals,
             warm_spares=options.aegis.warm_spares,
             check_paths={kind: str(path) for kind, path in options.aegis.check_paths.items()},
+            watchers=watching.makers(options, link.identity),
         )
         assert config.logs_specs is not None
         return self.agent_type(

@@ -91,6 +91,7 @@ class HeldContext:
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self.error_files: dict[int, str] = {}
+        self.stdouts: dict[int, str] = {}
         self.stderrs: dict[int, str] = {}
 
     def pids(self) -> dict[int, int]:

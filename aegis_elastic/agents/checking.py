@@ -1,0 +1,104 @@
+"""This node's checks: a process that stands ready for the next failure, and one run of checks at a time."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+
+from aegis_elastic.agents import requests
+from aegis_elastic.agents.checker import Checker, end_checks, start_checks
+from aegis_elastic.agents.link import Identity
+from aegis_elastic.checks.request import Scalar
+from aegis_elastic.core.events import Finding
+from aegis_elastic.core.model import CheckResult
+from aegis_elastic.core.orders import Order
+from aegis_elastic.core.ranks import Seat
+from aegis_elastic.worker.environment import without_secrets
+
+Found = tuple[tuple[Finding, ...], tuple[CheckResult, ...]]
+
+
+class Checking:
+    """Belongs to the agent's loop: it waits on `selector` for its results, and has no thread."""
+
+    def __init__(
+        self,
+        me: Identity,
+        paths: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        narrate: Callable[[str], None],
+        concluded: Callable[[], None],
+    ) -> None:
+        """`paths`: kind -> directory, for the storage check. `concluded` is called when a run is complete."""
+        self._me = me
+        self._paths = paths
+        self._selector = selector
+        self._narrate = narrate
+        self._concluded = concluded
+        self._checker: Checker | None = None
+        self._ready: subprocess.Popen[bytes] | None = None
+        self._gpus = requests.count_gpus()
+        self._baseline: dict[str, Scalar] = {}
+        # What the last complete run found, until somebody has taken it.
+        self.found: Found | None = None
+        self.took_s = 0.0
+        # When the process for the next failure is to be made; None: not now.
+        self.due_s: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits to be taken."""
+        return self._checker is None and self.found is None
+
+    def prepare(self) -> None:
+        """Have a process ready, if that is due."""
+        if self.due_s is not None and time.monotonic() >= self.due_s:
+            self.due_s = None
+            if self._ready is None:
+                self._ready = start_checks(without_secrets(os.environ))
+
+    def begin(self, order: Order, seat: Seat) -> None:
+        """Run what the order asks of this seat."""
+        request = requests.check_request(order, seat, self._me, self._paths, self._gpus, self._baseline)
+        self.due_s = None
+        process, self._ready = self._ready, None
+        if process is None or process.poll() is not None:
+            process = start_checks(without_secrets(os.environ))
+        self._checker = Checker(request, process)
+        self._selector.register(self._checker, selectors.EVENT_READ, self._on_result)
+
+    def _on_result(self) -> None:
+        checker = self._checker
+        if checker is None:
+            return
+        checker_fd = checker.fileno()
+        checker.read()
+        if checker.done:
+            self._selector.unregister(checker_fd)
+            self._checker = None
+            self.took_s = time.monotonic() - checker.started_s
+            for result in checker.results:
+                if not result.passed:
+                    self._narrate(f"check {result.check_type}: {result.result}")
+                elif result.check_type in ("gpu", "rdma"):
+                    self._baseline |= result.details
+            self.found = checker.findings(), tuple(checker.results)
+            self._concluded()
+
+    def forget(self) -> None:
+        """End what runs; what was found counts no more."""
+        self.found = None
+        if self._checker is not None:
+            self._selector.unregister(self._checker)
+            self._checker.cancel()
+            self._checker = None
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._checker is not None:
+            self._checker.cancel()
+        if self._ready is not None:
+            end_checks(self._ready)
