@@ -24,6 +24,8 @@ def looks_ours(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether this host would serve the plane. Asks no name server: a name that isn't ours is no."""
     host = _given(words, "rdzv-endpoint") or environment.get("PET_RDZV_ENDPOINT", "")
     host = host or _given(words, "master-addr") or environment.get("PET_MASTER_ADDR", "")
+    if not host and environment.get("SLURM_NODEID", "0") != "0" and "SLURM_STEP_ID" in environment:
+        return False  # Nodes of an allocation meet at its first one.
     if not host or "--standalone" in words:
         return True
     host = host.rsplit(":", 1)[0] if host.count(":") == 1 else host.strip("[]")

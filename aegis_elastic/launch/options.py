@@ -20,12 +20,13 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from aegis_elastic.control.errors import UsageError
-from aegis_elastic.launch import inputs
+from aegis_elastic.launch import inputs, slurm
 from aegis_elastic.launch.parser import make_parser, resolve_environment
 
 __all__ = ["AegisOptions", "Endpoint", "Options", "UsageError", "parse"]
 
 MAX_RESTARTS_DEFAULT = 3
+LOCAL_ADDRESS = "127.0.0.1"  # torch's default for --master-addr
 STATIC_PORT = 29500  # torchrun's for --master-addr without --master-port
 C10D_PORT = 29400  # torchrun's for --rdzv-endpoint=HOST
 # With these the endpoint is an address that a node of the job owns, where our control plane can listen.
@@ -105,6 +106,7 @@ def parse(argv: Sequence[str]) -> Options:
     resolve_environment(parser, args)
 
     least, most = inputs.node_range(args.nnodes)
+    _meet_in_allocation(args, most)
     explicit_rank: int | None = args.node_rank
     named = args.rdzv_id if args.rdzv_id not in ("", "none") else os.environ.get("SLURM_JOB_ID", "")
     _look_at(args)
@@ -114,6 +116,8 @@ def parse(argv: Sequence[str]) -> Options:
 
     static = args.rdzv_backend == "static" and not args.standalone
     node_rank = _node_rank(explicit_rank, static, most)
+    if node_rank is None:
+        node_rank = slurm.place()
     endpoint = _endpoint(args, least, most)
     inputs.run_id(args.rdzv_id, args.log_dir)
     aegis = _aegis_options(args, endpoint, explicit_rank, join_timeout_s)
@@ -140,6 +144,16 @@ def parse(argv: Sequence[str]) -> Options:
         last_call_s=last_call_s,
         aegis=aegis,
     )
+
+
+def _meet_in_allocation(args: argparse.Namespace, most: int) -> None:
+    """Under srun, with several nodes and no word of where they meet: at the first host of the allocation."""
+    named = args.rdzv_endpoint or args.master_port is not None or args.master_addr != LOCAL_ADDRESS
+    if named or args.standalone or most == 1:
+        return
+    step = slurm.allocation()
+    if step is not None:
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", f"{step.hosts[0]}:{step.port}"
 
 
 def _look_at(args: argparse.Namespace) -> None:

@@ -1,0 +1,177 @@
+"""One training as a batch job of the real Slurm of `tests.slurm.cluster`, and what it comes to.
+
+    with Cluster(tmp_path) as slurm:
+        job = BatchJob(slurm, nodes=3, seats=2)
+        job.wait_step(3)
+        slurm.power_off(job.host_of_rank(1))
+        ended = job.wait()
+        assert ended["JobState"] == "COMPLETED"
+
+The training counts steps and says each of them; it resumes at the step that its one checkpoint file holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aegis_elastic.core import journal
+from tests.slurm.cluster import Cluster
+
+PATIENCE_S = 150.0
+_LOOK_S = 0.05  # between two looks at a file on which nobody tells of changes
+
+TRAIN = '''\
+import os, pathlib, signal, socket, sys, time
+import torch
+import torch.distributed as dist
+
+steps, pause_s, saved = int(sys.argv[1]), float(sys.argv[2]), pathlib.Path(sys.argv[3])
+
+
+def say(*words):
+    print(time.time(), socket.gethostname(), *words, flush=True)
+
+
+def on_signal(number, frame):
+    say("signal", signal.Signals(number).name)
+    if number == signal.SIGTERM:
+        sys.exit(143)
+
+
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, on_signal)
+dist.init_process_group("gloo")
+step = torch.tensor([int(saved.read_text()) if saved.exists() else 0])
+dist.broadcast(step, 0)
+say("init rank", dist.get_rank(), "of", dist.get_world_size(), "start", os.environ["TORCHELASTIC_RESTART_COUNT"],
+    "pid", os.getpid())
+for number in range(int(step), steps):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size()
+    time.sleep(pause_s)
+    if dist.get_rank() == 0:
+        new = saved.with_suffix(".new")
+        new.write_text(str(number + 1))
+        new.replace(saved)
+        say("step", number + 1)
+dist.destroy_process_group()
+say("done")
+'''
+
+_SCRIPT = """\
+#!/bin/bash
+export GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1
+{before}
+srun --no-kill --kill-on-bad-exit=0 --wait=0 --label {srun} {launcher} {train}
+code=$?
+echo "srun: $code"
+exit $code
+"""
+
+
+class BatchJob:
+    """One submitted job. `seats` of its `nodes` take part in the training, the others wait as spares."""
+
+    def __init__(
+        self,
+        slurm: Cluster,
+        *,
+        nodes: int,
+        seats: str,
+        steps: int = 40,
+        pause_s: float = 0.1,
+        flags: Sequence[str] = (),
+        options: Sequence[str] = (),
+        before: str = "",
+        launcher: str = "",
+        name: str = "train",
+    ) -> None:
+        """`options` are sbatch's. `launcher`: another command line than aegis-run's, for comparison."""
+        self.slurm = slurm
+        self.output = slurm.root / f"{name}.txt"
+        self.state = slurm.root / "state-home"
+        train = slurm.root / "train.py"
+        train.write_text(TRAIN)
+        ours = ["aegis-run", "--nnodes", seats, "--nproc-per-node", "1", "--aegis-bootcheck", "env", *flags]
+        script = _SCRIPT.format(
+            before=before,
+            srun="-N $SLURM_JOB_NUM_NODES -n $SLURM_JOB_NUM_NODES",
+            launcher=launcher or " ".join(ours),
+            train=f"{train} {steps} {pause_s} {slurm.root}/{name}.step",
+        )
+        path = f"{Path(sys.executable).parent}:{slurm.env['PATH']}"
+        env = {"PATH": path, "XDG_STATE_HOME": str(self.state), "AEGIS_WARM_SPARES": "off"}
+        asked = [f"--nodes={nodes}", "--no-kill", f"--output={self.output}", "--open-mode=append", *options]
+        self.number = slurm.submit(script, *asked, env=env)
+
+    # ------------------------------------------------------------ what it says
+
+    @property
+    def said(self) -> str:
+        """Everything that launchers and ranks have written so far."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+        """Wait until `found()` is true; returns it. AssertionError with what was said."""
+        pause, until = threading.Event(), time.monotonic() + timeout_s
+        while not (result := found()):
+            assert time.monotonic() < until, f"no {what} in {timeout_s:.0f} s:\n{self.said}"
+            pause.wait(_LOOK_S)
+        return result
+
+    def wait_said(self, pattern: str, count: int = 1) -> list[Any]:
+        """Wait until a line matching `pattern` was said `count` times."""
+        seen: list[Any] = self.wait_for(
+            lambda: found if len(found := re.findall(pattern, self.said)) >= count else None, repr(pattern)
+        )
+        return seen
+
+    def wait_step(self, step: int) -> None:
+        """Wait until that step has been made."""
+        self.wait_said(rf"step {step}\b")
+
+    def starts(self) -> list[tuple[float, str, int, int, int, int]]:
+        """Every start of a rank: wall time, host, rank, world size, restart count, pid."""
+        lines = re.findall(
+            r"([0-9.]+) (\S+) init rank (\d+) of (\d+) start (\d+) pid (\d+)", self.said
+        )  # fmt: skip
+        return [(float(t), host, int(r), int(w), int(n), int(pid)) for t, host, r, w, n, pid in lines]
+
+    def host_of(self, rank: int) -> str:
+        """Where that rank was started last."""
+        return [host for _, host, number, *_ in self.starts() if number == rank][-1]
+
+    def pid_of(self, rank: int) -> int:
+        """Its process id, which is the machine's own."""
+        return [pid for _, _, number, _, _, pid in self.starts() if number == rank][-1]
+
+    # ------------------------------------------------------------ how it ends
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
+        """Wait for the job's end; what scontrol says of it. AssertionError with all that was said."""
+        try:
+            return self.slurm.wait(self.number, timeout_s)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.said}") from None
+
+    def run_dir(self, generation: int = 1) -> Path:
+        """Where the journal is."""
+        return self.state / "aegis" / "default" / str(self.number) / str(generation)
+
+    def report(self, generation: int = 1) -> dict[str, Any]:
+        """The report of an ended job."""
+        report: dict[str, Any] = json.loads((self.run_dir(generation) / "report.json").read_text())
+        return report
+
+    def replays(self, generation: int = 1) -> None:
+        """The journal tells the truth."""
+        result = journal.replay(journal.read(self.run_dir(generation) / "journal.jsonl"))
+        assert result.ok, result.first_difference
