@@ -4,7 +4,8 @@ When a rank dies, its peers' collectives fail within milliseconds, and their age
 network, in any order. What tells them apart is *how* they failed: a process that died of its own fault
 doesn't complain of a lost peer. So a failure that looks like a root is decided on at once, and one that looks
 like a consequence waits a moment for its root. If an agent itself may be lost, everybody else's failure may
-be its consequence: wait until that is known.
+be its consequence: wait until that is known. Of several roots that are known at that moment the one that died
+first is the root, if the nodes' clocks can tell (`core.clocks`), else the one whose report came first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from aegis_elastic.core import signatures
+from aegis_elastic.core import clocks, signatures
+from aegis_elastic.core.clocks import Bounds, Span
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.signatures import Signature
 
@@ -76,13 +78,15 @@ Role = Literal["root", "consequence"]
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One worker's Error, and when it arrived by the master's clock (seconds)."""
+    """One worker's Error, and when it arrived by the master's clock (seconds). `clock`: what the master knows
+    of that node's clock, in wall seconds."""
 
     worker: str
     arrived: float
     failures: tuple[Failure, ...] = ()
     reason: str = ""
     clues: tuple[str, ...] = ()
+    clock: Bounds | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -197,9 +201,10 @@ def attribute(
     if suspects:
         names = ", ".join(sorted(suspects))
         return Verdict(None, math.inf, f"{names} may be lost: all else may be a consequence of that")
-    root = next((item for item in ordered if _is_root_like(item)), None)
-    if root:
-        return Verdict(root.worker, now, f"{root.worker} failed by itself, first of {len(ordered)} reports")
+    roots = [item for item in ordered if _is_root_like(item)]
+    if roots:
+        root, how = _first_of(roots)
+        return Verdict(root.worker, now, f"{root.worker} failed by itself, {how} of {len(ordered)} reports")
     first = ordered[0]
     if len({item.worker for item in ordered}) >= expected:
         return Verdict(first.worker, now, f"every worker complains of a lost peer; {first.worker} did first")
@@ -207,3 +212,19 @@ def attribute(
     if now >= until:
         return Verdict(first.worker, now, f"no root within {window_s:g} s of {first.worker}'s lost peer")
     return Verdict(None, until, f"{first.worker} complains of a lost peer: waiting for the root")
+
+
+def _first_of(roots: Sequence[Evidence]) -> tuple[Evidence, str]:
+    """Of roots in the order of their arrival the one that died first, and how that is known."""
+    if len(roots) == 1:
+        return roots[0], "first"
+    spans = [_death(item) for item in roots]
+    for item, mine in zip(roots, spans, strict=True):
+        if all(clocks.before(mine, other) for other in spans if other is not mine):
+            return item, "first by the clocks"
+    return roots[0], "undecided by time and first to arrive"
+
+
+def _death(evidence: Evidence) -> Span | None:
+    times = [failure.time for failure in evidence.failures if role_of(failure) == "root"]
+    return clocks.span(min(times), evidence.clock) if times else None

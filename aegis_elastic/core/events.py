@@ -92,7 +92,8 @@ class Error(_Event, tag="error", frozen=True, rename="camel"):
     """Training failed on a worker whose agent lives.
 
     `clues` are codes that troubleshooting may need (`core.recovery`); `timings_s` has "detect_s", from the
-    death of the process to this report.
+    death of the process to this report. `clock`: between which seconds the master's clock is ahead of that
+    node's (`core.clocks`), None if that isn't known.
     """
 
     worker: str
@@ -104,6 +105,7 @@ class Error(_Event, tag="error", frozen=True, rename="camel"):
     clues: tuple[str, ...] = ()
     store: str = ""
     timings_s: dict[str, float] = {}
+    clock: tuple[float, float] | None = None
 
 
 class Independent(_Event, tag="independent", frozen=True, rename="camel"):

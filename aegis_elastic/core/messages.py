@@ -66,6 +66,7 @@ class ReportData(msgspec.Struct, frozen=True, omit_defaults=True):
     ready. `findings`, `checks` belong to Finish, `failures`, `clues`, `reason` to Error, `timings_s`
     (seconds) to either or to `started`: the ranks of this incarnation are running. `alive`: workers that it
     has seen over the training network of late. `independent`: ends that the master may not know of yet.
+    `heard`: when the newest order was sent by the master's clock, and when it was heard by this node's.
     `watched`: what each watcher of its ranks knows, under the watcher's name; the desk that reads it checks
     it.
     """
@@ -81,6 +82,7 @@ class ReportData(msgspec.Struct, frozen=True, omit_defaults=True):
     independent: tuple[IndependentEnd, ...] = ()
     started: bool = False
     alive: tuple[str, ...] = ()
+    heard: tuple[float, float] | None = None
     watched: dict[str, msgspec.Raw] = {}
 
 
@@ -197,6 +199,8 @@ def _check_order(order: Order) -> None:
 def _check_report(data: ReportData) -> None:
     _check_store(data.store)
     _check_times(**data.timings_s)
+    if data.heard is not None:
+        _check_times(heardSent=data.heard[0], heardAt=data.heard[1])
     _check_watched(data.watched)
     for check in data.checks:
         _check_times(timeStamp=check.time_stamp, durationS=check.duration_s)

@@ -53,7 +53,9 @@ class Order(msgspec.Struct, frozen=True, rename="camel"):
 
     `seats` say who takes part with which ranks; an agent that has no seat is a spare and waits. `store` is
     `host:port` of the TCPStore of the process group to form. `restart_count` is what the ranks see as
-    TORCHELASTIC_RESTART_COUNT: how often training has been started before.
+    TORCHELASTIC_RESTART_COUNT: how often training has been started before. `clues`: what the failure points
+    at, for a troubleshooting. `peers`: what the median of all workers has for figures of the checks, as far
+    as the master knows them from an earlier round; it isn't part of the status, and nothing is decided by it.
     """
 
     seq_num: int
@@ -67,6 +69,8 @@ class Order(msgspec.Struct, frozen=True, rename="camel"):
     max_retry: int
     outcome: str = ""
     reason: str = ""
+    clues: tuple[str, ...] = ()
+    peers: dict[str, float] = {}
 
 
 def wanted(status: Status) -> Order:
@@ -86,4 +90,5 @@ def wanted(status: Status) -> Order:
         max_retry=status.spec.max_retry,
         outcome=status.phase.value if action is Action.CLOSE else "",
         reason=status.fail_reason,
+        clues=status.clues if action is Action.TROUBLESHOOT else (),
     )

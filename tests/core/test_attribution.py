@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis_elastic.core.attribution import WINDOW_S, Evidence, attribute, clues_of, role_of, signature_of
+from aegis_elastic.core.clocks import Bounds
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.recovery import COMMUNICATION_CLUES
 
@@ -78,6 +79,27 @@ def test_a_root_is_decided_at_once_whatever_came_before_it() -> None:
 def test_of_two_roots_the_first_to_arrive() -> None:
     evidence = [told("w2", 1.3, ROOT), told("w1", 1.2, ROOT), told("w0", 1.0, PEER)]
     assert attribute(evidence, NOBODY, 8, now=1.3).root == "w1"
+
+
+def at(worker: str, arrived: float, died: float, clock: Bounds | None) -> Evidence:
+    failure = Failure(0, 0, died, 1, None, "ValueError: bad sample")
+    return Evidence(worker, arrived, (failure,), clock=clock)
+
+
+def test_of_two_roots_the_first_to_die_if_the_clocks_can_tell() -> None:
+    # w2's clock is an hour ahead: by itself it died an hour after w1, in truth before it.
+    exact, ahead = Bounds(-0.01, 0.01), Bounds(-3600.01, -3599.99)
+    evidence = [at("w1", 9.0, 8.9, exact), at("w2", 9.1, 3608.5, ahead)]
+    found = attribute(evidence, NOBODY, 8, now=9.1)
+    assert (found.root, found.reason) == ("w2", "w2 failed by itself, first by the clocks of 2 reports")
+
+
+@pytest.mark.parametrize("clock", [None, Bounds(-1.0, 1.0)])
+def test_of_two_roots_whose_order_no_clock_tells_the_first_to_arrive(clock: Bounds | None) -> None:
+    evidence = [at("w1", 9.0, 8.9, clock), at("w2", 9.1, 8.5, Bounds(-0.01, 0.01))]
+    found = attribute(evidence, NOBODY, 8, now=9.1)
+    assert found.root == "w1"
+    assert "undecided by time" in found.reason
 
 
 def test_one_root_among_a_workers_ranks_makes_it_the_root() -> None:
