@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aegis_elastic.core.events import Event
 from aegis_elastic.core.machine import Transition
@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 _BROKE = "the desk %s broke and is put aside; the job goes on without it"
 
 _Result = TypeVar("_Result")
+
+# Looks at a node before its agent's Join is decided on; returns how risky it is (`core.nodes.score`).
+Porter = Callable[[str], Awaitable[float]]
+# Answers one operation of `aegisctl`. ValueError says why it can't.
+Clerk = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class Decided(NamedTuple):
@@ -59,10 +64,23 @@ class Desks:
     def __init__(self) -> None:
         self._desks: dict[str, Desk] = {}
         self._broken: dict[str, str] = {}
+        self._porters: dict[str, Porter] = {}
+        self.clerks: dict[str, Clerk] = {}
 
     def add(self, desk: Desk) -> None:
         """Take this desk in, under its class's name."""
         self._desks[type(desk).__name__] = desk
+
+    def watch_the_door(self, desk: Desk, porter: Porter) -> None:
+        """Have this desk look at every node before its agent takes part."""
+        self._porters[type(desk).__name__] = porter
+
+    async def before_join(self, node_name: str) -> float:
+        """Have everybody look at a node; returns the highest risk that anybody sees."""
+        risk = 0.0
+        for name, porter in [*self._porters.items()]:
+            risk = max(risk, await self._await(name, porter(node_name), 0.0))
+        return risk
 
     @property
     def broken(self) -> dict[str, str]:
@@ -95,7 +113,7 @@ class Desks:
     async def close(self) -> None:
         """End them all."""
         for name, desk in [*self._desks.items()]:
-            await self._await(name, desk.close())
+            await self._await(name, desk.close(), None)
         self._desks.clear()
 
     def _ask(self, name: str, question: Callable[[], _Result], otherwise: _Result) -> _Result:
@@ -106,13 +124,15 @@ class Desks:
             self._put_aside(name, error)
             return otherwise
 
-    async def _await(self, name: str, work: Awaitable[None]) -> None:
+    async def _await(self, name: str, work: Awaitable[_Result], otherwise: _Result) -> _Result:
         try:
-            await work
+            return await work
         except Exception as error:  # a watcher's fault is never the training's
             logger.exception(_BROKE, name)
             self._put_aside(name, error)
+            return otherwise
 
     def _put_aside(self, name: str, error: Exception) -> None:
         self._desks.pop(name, None)
+        self._porters.pop(name, None)
         self._broken[name] = f"{type(error).__name__}: {error}"

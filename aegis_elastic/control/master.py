@@ -153,7 +153,9 @@ class Master:
         await self._no_rival(hello.worker, hello.uid)
         # A worker that grew tired of waiting asks again: both calls get the one answer.
         answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
-        self.feed(Join(hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal))
+        risk = await self.desks.before_join(hello.node_name)
+        who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
+        self.feed(Join(*who, risk))
         refusal = await answer
         if refusal:
             raise Refused(refusal)
@@ -193,7 +195,10 @@ class Master:
             # Whoever asks may take the plane away next: the report is to be written by then.
             await self._over.wait()
             return {"phase": self._status.phase.value}
-        raise ValueError(f"no operation is called {op!r}; there are status and quit")
+        if op in self.desks.clerks:
+            return await self.desks.clerks[op](args)
+        known = ", ".join(["status", "quit", *sorted(self.desks.clerks)])
+        raise ValueError(f"no operation is called {op!r}; there are {known}")
 
     def view(self) -> dict[str, Any]:
         """The status as `aegisctl status --json` prints it."""

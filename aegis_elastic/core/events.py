@@ -29,7 +29,8 @@ class Finding(msgspec.Struct, frozen=True, rename="camel"):
 class Join(_Event, tag="join", frozen=True, rename="camel"):
     """An agent made first contact. A known `worker` with another `uid` is that agent's next life.
 
-    `nproc` training processes; `ordinal` the node rank that the user gave (-1: none); `node_ip` numeric.
+    `nproc` training processes; `ordinal` the node rank that the user gave (-1: none); `node_ip` numeric;
+    `risk` the node's score over jobs (`core.nodes`, 0: clean), by which waiting spares are in line.
     """
 
     worker: str
@@ -38,6 +39,7 @@ class Join(_Event, tag="join", frozen=True, rename="camel"):
     node_ip: str
     nproc: int
     ordinal: int = -1
+    risk: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.worker or not self.uid or self.nproc < 1:

@@ -152,11 +152,12 @@ def _pod_name(field: str) -> str:
 class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     """One worker: an agent and the training processes it manages.
 
-    Its place in `Status.pods` is its group rank. `fit`: it was checked while it waited as a spare. The
-    fields from `gone` on are facts that have arrived and that the next `Reconcile` will act upon: `gone` (no
-    live agent), `restarted` (the agent was lost or replaced), `failed` (the first Error of this incarnation
-    is ours), `faulty` (code of the failing check for which this node must leave), `renew` (why this agent
-    must execute itself again; while it is `gone`, too, it is doing that).
+    Its place in `Status.pods` is its group rank. `risk`: the score of its node when it came (`core.nodes`);
+    `fit`: it was checked while it waited as a spare. The fields from `gone` on are facts that have arrived
+    and that the next `Reconcile` will act upon: `gone` (no live agent), `restarted` (the agent was lost or
+    replaced), `failed` (the first Error of this incarnation is ours), `faulty` (code of the failing check
+    for which this node must leave), `renew` (why this agent must execute itself again; while it is `gone`,
+    too, it is doing that).
     """
 
     name: str
@@ -170,6 +171,7 @@ class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     last_failed_reason: str = ""
     updated_timestamp: float = 0.0
     ordinal: int = -1
+    risk: float = 0.0
     store: str = ""
     fit: bool = False
     gone: bool = False

@@ -30,7 +30,7 @@ from aegis_elastic.core.model import Phase, PodInfo, Status
 
 INLINE_SEATS_MAX = 512
 
-_IDENTITY = ("name", "uid", "node_name", "pod_ip", "nproc", "ordinal")
+_IDENTITY = ("name", "uid", "node_name", "pod_ip", "nproc", "ordinal", "risk")
 _DYNAMIC = tuple(name for name in PodInfo.__struct_fields__ if name not in _IDENTITY)
 _WIRE = dict(zip(PodInfo.__struct_fields__, PodInfo.__struct_encode_fields__, strict=True))
 

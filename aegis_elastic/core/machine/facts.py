@@ -34,6 +34,7 @@ from aegis_elastic.core.machine.change import (
     nothing,
     ranks_done,
     reset,
+    starting,
     taint_of,
     with_pod,
 )
@@ -53,7 +54,13 @@ def _join(s: Status, e: Join, now: float) -> Transition:
     if tainted:
         why = f"node {e.node_name} is not to be used: {tainted.reason}"
         return Transition(s, (Dismiss(s.step, e.worker, e.uid, why),), why, "refused")
-    identity: dict[str, Any] = {"uid": e.uid, "node_name": e.node_name, "pod_ip": e.node_ip, "nproc": e.nproc}
+    identity: dict[str, Any] = {
+        "uid": e.uid,
+        "node_name": e.node_name,
+        "pod_ip": e.node_ip,
+        "nproc": e.nproc,
+        "risk": e.risk,
+    }
     pod = s.pod(e.worker)
     if pod is None:
         if any(spare.uid == e.uid for spare in s.spares):
@@ -62,12 +69,17 @@ def _join(s: Status, e: Join, now: float) -> Transition:
             name=e.worker, inner_phase=Phase.PENDING, ordinal=e.ordinal, updated_timestamp=now, **identity
         )
         others = tuple(other for other in s.spares if other.name != e.worker)
-        return note(s, f"{e.worker} has come", "joined", spares=(*others, spare))
+        # Seats are taken from the front: the least risky node first, among equals whoever came first.
+        before = tuple(other for other in others if other.risk <= e.risk)
+        behind = tuple(other for other in others if other.risk > e.risk)
+        return note(s, f"{e.worker} has come", "joined", spares=(*before, spare, *behind))
     if pod.uid == e.uid and not pod.gone:
         return nothing(s, "known already")
     # An agent whose ranks had finished is not missed; one that we never saw leave was lost all the same.
     unnoticed = not pod.gone and not ranks_done(s, pod)
-    back = edit(pod, gone=False, restarted=pod.restarted or unnoticed, updated_timestamp=now, **identity)
+    back = edit(
+        pod, gone=False, renew="", restarted=pod.restarted or unnoticed, updated_timestamp=now, **identity
+    )
     return note(s, f"{e.worker} is back with a new agent", "joined", pods=with_pod(s.pods, back))
 
 
@@ -105,6 +117,8 @@ def _finish(s: Status, e: Finish, now: float) -> Transition:
         reason = f"{e.worker}: {verdict.reason}"
         changes["last_failed_reason"] = verdict.code
         changes["faulty"] = verdict.code if verdict.level == 3 else ""
+        troubled = s.phase is Phase.TROUBLESHOOTING
+        changes["renew"] = verdict.code if troubled and verdict.level == 2 else pod.renew
         obstructed = verdict.level < 3 and recovery.obstructs(e.findings)
         changes["failed"] = s.phase is Phase.BOOT_CHECKING and obstructed
     return note(s, reason, "finished", pods=with_pod(s.pods, edit(pod, **changes)))
@@ -152,8 +166,7 @@ def _merge(s: Status, e: Independent, now: float) -> Transition:
     )
     said = "counted before" if counted else "counted once"
     reason = f"{e.worker} failed while the plane was away ({e.reason}): {said}, training runs on"
-    fresh: dict[str, Any] = {"entries": 0, "deadline": 0.0, "checks": (), "clues": (), "root": ""}
-    changes = {**fresh, "pods": pods, "recover_count": count, "incarnation": s.incarnation + 1}
+    changes = {**starting(s), "pods": pods, "recover_count": count, "incarnation": s.incarnation + 1}
     return move(s, Phase.RUN_COMMAND, reason, "merged", **changes)
 
 
