@@ -128,6 +128,8 @@ class AegisElasticAgent(IndependentBody):
         waiting = self._said[0] is MessageType.ERROR and self._deadline is not None
         if waiting and not self._alone and self._order is not None and order.seq_num == self._order.seq_num:
             self._wait(ANSWER_S, self._end_alone)
+        elif self._link.echo_due:
+            self._say_again()
 
     def _heed(self) -> None:
         """What we said of the last order says nothing of this one: a Finish must not be repeated under its

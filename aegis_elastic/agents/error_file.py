@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import datetime, timezone
 from typing import NamedTuple
 
 from aegis_elastic.agents.guard_client import Exited
 
 ERROR_FILE_BYTES_MAX = 1 << 20
+# A traceback's line for a frame; a SyntaxError's own place has no function.
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?\s*$', re.MULTILINE
+)
+FRAME_CHARS_MAX = 500
 
 
 class RankFailure(NamedTuple):
@@ -45,6 +51,16 @@ def failure_of(exited: Exited, error_file: str) -> RankFailure:
         traceback,
         exited.wall_s if time_s is None else time_s,
     )
+
+
+def raised_at(traceback: str) -> str:
+    """Where the exception of this traceback was raised, "FILE:LINE FUNCTION", of the innermost frame; "" if
+    it doesn't say."""
+    frames = list(_FRAME.finditer(traceback))
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"{last['file']}:{last['line']} {last['function'] or ''}".rstrip()[-FRAME_CHARS_MAX:]
 
 
 def _read_error_file(path: str) -> tuple[str, str, float | None]:

@@ -17,6 +17,8 @@ import threading
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.bus import contact, names
 from aegis_elastic.bus.connection import BusConnection
@@ -32,6 +34,9 @@ from aegis_elastic.core.report import Report
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+# An order that is merely repeated is answered anew when the last answer is older: the master knows our clock
+# by the times in it.
+ECHO_S = 30.0
 CONTACT_TIMEOUT_S = 10.0
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
@@ -110,6 +115,8 @@ class PlaneLink:
         self._bus: BusConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: bytes | None = None
+        self._heard: tuple[float, float] | None = None
+        self._reported_s = 0.0
         self._wake: asyncio.Event | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aegis-link", daemon=True)
@@ -130,6 +137,11 @@ class PlaneLink:
         """Whether the bus is there at this moment, as far as we know."""
         return self._bus is not None and self._bus.connected
 
+    @property
+    def echo_due(self) -> bool:
+        """Whether the newest report tells of an old order, as far as our clock is concerned."""
+        return time.monotonic() - self._reported_s > ECHO_S
+
     def start(self, join_timeout_s: float) -> None:
         """Begin to join; NotJoined is put into the inbox if that takes longer than `join_timeout_s`."""
         self._join_timeout_s = join_timeout_s
@@ -141,6 +153,8 @@ class PlaneLink:
     ) -> None:
         """Make this the newest report: sent at once and repeated until another takes its place."""
         identity = self._identity
+        data = msgspec.structs.replace(data, heard=self._heard)
+        self._reported_s = time.monotonic()
         self._report = messages.encode(
             Message(
                 aegis_name=identity.job,
@@ -284,13 +298,15 @@ class PlaneLink:
         self._wake.clear()
 
     async def _take_order(self, arrived: BusMessage) -> None:
+        here = time.time()
         try:
-            data = messages.decode(arrived.data).data
+            message = messages.decode(arrived.data)
         except BadMessage as error:
             logger.warning("ignored a malformed order: %s", error)
             return
-        if isinstance(data, Order):
-            self._inbox.put(data)
+        if isinstance(message.data, Order):
+            self._heard = (message.time_stamp, here)
+            self._inbox.put(message.data)
 
     async def _take_word(self, arrived: BusMessage) -> None:
         try:

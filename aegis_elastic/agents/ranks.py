@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from aegis_elastic.agents.error_file import raised_at
 from aegis_elastic.agents.guard_client import Exited, GuardClient, Stopped
 from aegis_elastic.agents.spares import Spares
 from aegis_elastic.agents.stores import split
@@ -126,6 +127,7 @@ class RankGroup:
 
     def _failure(self, exited: Exited) -> Failure:
         found = failure_of(exited, self._context.error_files.get(exited.local_rank, ""))
+        last_lines = _last_lines(self._context.stderrs, exited.local_rank, found.traceback)
         return Failure(
             rank=self.seat.rank_offset + exited.local_rank,
             local_rank=exited.local_rank,
@@ -133,8 +135,9 @@ class RankGroup:
             exit_code=exited.exit_code,
             signal=_signal_name(exited.signal),
             exception=found.exception or None,
-            last_lines=_last_lines(self._context.stderrs, exited.local_rank, found.traceback),
+            last_lines=last_lines,
             after_stop=self.stopping and not exited.first,
+            frame=raised_at(found.traceback or "\n".join(last_lines)) if found.exception else "",
         )
 
 

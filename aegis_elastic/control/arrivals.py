@@ -5,6 +5,8 @@ Memory only: an Error that a dying master held back is reported again until some
 
 from __future__ import annotations
 
+import msgspec
+
 from aegis_elastic.control.roll import Roll
 from aegis_elastic.core.attribution import Evidence, Verdict, attribute
 from aegis_elastic.core.events import Error, Event, Independent, Lost, Started
@@ -30,8 +32,10 @@ class Arrivals:
             return None  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
         if isinstance(event, Error):
             if event.worker not in self._roll.evidence and _is_recent(status, message):
-                evidence = Evidence(event.worker, now_s, event.failures, event.reason, event.clues)
-                self._roll.evidence[event.worker] = (evidence, event)
+                clock = self._roll.clock(event.uid, now_s)
+                evidence = Evidence(event.worker, now_s, event.failures, event.reason, event.clues, clock)
+                timed = msgspec.structs.replace(event, clock=tuple(clock) if clock else None)
+                self._roll.evidence[event.worker] = (evidence, timed)
             return None
         if isinstance(event, Started):
             life = (message.uid, message.incarnation)

@@ -64,6 +64,9 @@ from aegis_elastic.core.view import status_view
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 1.0
+# Agents answer an order with its time, by which their clocks are known; so it is repeated now and then, the
+# more rarely the larger the job is, as the order grows with it.
+CLOCK_S, CLOCK_S_PER_WORKER = 60.0, 0.1
 # An agent that was heard within this time lives: three heartbeats.
 RIVAL_S = 3.0
 # One decision leads to the next, but never in circles: a long chain is an error of ours.
@@ -113,6 +116,7 @@ class Master:
         self._answers: dict[str, asyncio.Future[str]] = {}
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
+        self._published_at = 0.0
         self._over = asyncio.Event()
         self._adopt_or_create(begun, begun_at)
 
@@ -231,6 +235,7 @@ class Master:
             self._repeat_at = mono
             self._wake.set()
         self._roll.seen(message.uid, message.time_stamp, data.alive, mono)
+        self._roll.note_clock(message.uid, message.time_stamp, data.heard, time.time(), mono)
         self.desks.heard(message, mono)
         waiting = len(self._roll.evidence)
         for event in messages.events_of(message):
@@ -285,7 +290,7 @@ class Master:
         self._wake.set()
         self.desks.followed(self._status, ())
         try:
-            await self._performer.publish_order(self._status)
+            await self._publish_order()
             if self._status.phase in TERMINAL:
                 await self._close()
             while True:
@@ -313,8 +318,9 @@ class Master:
         if mono >= self._repeat_at:
             self._repeat_at = mono + REPEAT_S
             # Whoever waits for the answer to an Error must hear that somebody is thinking about it.
-            if self._roll.evidence or not self._roll.all_acknowledged(self._status.seq_num):
-                await self._performer.publish_order(self._status)
+            stale = mono - self._published_at >= max(CLOCK_S, CLOCK_S_PER_WORKER * len(self._status.pods))
+            if stale or self._roll.evidence or not self._roll.all_acknowledged(self._status.seq_num):
+                await self._publish_order()
 
     def _until_next(self) -> float:
         """Seconds until something is due without anything arriving."""
@@ -350,7 +356,7 @@ class Master:
         for event, made in done:
             self._book.write(now, event, made)
             if isinstance(event, Finish):
-                self._roll.note_environment(event)
+                self._roll.note_checks(event)
             elif made.status.phase is Phase.RUN_COMMAND and made.status.incarnation == 1 and made.effects:
                 self._plane["versions"] = self._roll.versions()
                 self._book.log(made.status, now, f"environment: {self._roll.versions()}")
@@ -389,14 +395,19 @@ class Master:
             # An order that another has overtaken is not worth sending, and `_close` sends the last one: after
             # the report, which agents that have left can't hear.
             self._repeat_at = time.monotonic() + REPEAT_S
-            await self._performer.publish_order(self._status)
+            await self._publish_order()
+
+    async def _publish_order(self) -> None:
+        self._published_at = time.monotonic()
+        medians = self._roll.medians() if self._status.checks else {}
+        await self._performer.publish_order(self._status, medians)
 
     async def _close(self) -> None:
         if self._over.is_set():
             return
         await self._performer.close_job(self._run_dir, self._book, self._status)
         write_private(self._run_dir / STATUS_FILE, msgspec.json.encode(self.view()))
-        await self._performer.publish_order(self._status)
+        await self._publish_order()
         self._over.set()
 
     # ------------------------------------------------------------ beside the decisions

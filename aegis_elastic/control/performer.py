@@ -92,9 +92,11 @@ class Performer:
         self._namespace = namespace
         self._job = job
 
-    async def publish_order(self, status: Status) -> None:
-        """Send the order that this status wants."""
+    async def publish_order(self, status: Status, peers: dict[str, float] | None = None) -> None:
+        """Send the order that this status wants; `peers` are the figures that checks compare with."""
         order = orders.wanted(status)
+        if peers:
+            order = msgspec.structs.replace(order, peers=peers)
         message = Message(
             aegis_name=self._job,
             aegis_namespace=self._namespace,

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from aegis_elastic.checks.request import Scalar
 from aegis_elastic.checks.summary import summarise
+from aegis_elastic.core import peers
 from aegis_elastic.core.attribution import Evidence
+from aegis_elastic.core.clocks import Bounds, Clock
 from aegis_elastic.core.events import Error, Finish
 from aegis_elastic.core.liveness import Contact, Judgement, Patience, is_closed, judge
 from aegis_elastic.core.model import Status
@@ -34,6 +36,8 @@ class Roll:
         self.evidence: dict[str, tuple[Evidence, Error]] = {}
         self.unreachable: frozenset[str] = frozenset()
         self._environments: dict[str, Mapping[str, Scalar]] = {}
+        self._figures: dict[str, dict[str, float]] = {}
+        self._clocks: dict[str, Clock] = {}
         self._malformed: collections.Counter[str] = collections.Counter()
 
     def follow(self, status: Status, now_s: float) -> None:
@@ -44,6 +48,7 @@ class Roll:
             self._acknowledged.pop(uid, None)
             self._connections.pop(uid, None)
             self._told_at.pop(uid, None)
+            self._clocks.pop(uid, None)
         for uid, worker in current.items():
             self._contacts.setdefault(uid, Contact(worker, uid, now_s))
 
@@ -90,6 +95,20 @@ class Roll:
             if contact.worker in names:
                 self._contacts[uid] = contact._replace(peers_saw_s=now_s)
 
+    def note_clock(
+        self, uid: str, sent: float, echo: tuple[float, float] | None, here: float, now_s: float
+    ) -> None:
+        """A report that this agent sent at `sent` by its clock was heard at `here` by ours (wall seconds);
+        `echo`: when we sent an order, by ours, and when it heard that, by its own.
+        """
+        clock = self._clocks.get(uid, Clock()).heard(sent, here, now_s)
+        self._clocks[uid] = clock.echoed(*echo, now_s) if echo is not None else clock
+
+    def clock(self, uid: str, now_s: float) -> Bounds | None:
+        """How far our clock is ahead of this agent's node's; None if that isn't known."""
+        clock = self._clocks.get(uid)
+        return clock.bounds(now_s) if clock is not None else None
+
     def opened(self, uid: str, connection: int) -> None:
         """The bus says that this agent has a connection of that number."""
         self._connections.setdefault(uid, set()).add(connection)
@@ -126,11 +145,17 @@ class Roll:
         """Whether every known agent has answered this order."""
         return all(self._acknowledged.get(uid, -1) >= seq_num for uid in self._contacts)
 
-    def note_environment(self, event: Finish) -> None:
-        """Keep what a worker's bootcheck said of its versions."""
+    def note_checks(self, event: Finish) -> None:
+        """Keep what a worker's checks said of its versions and of its storage."""
         for check in event.checks:
             if check.check_type == "env":
                 self._environments[event.worker] = check.details
+            elif check.check_type == "io" and check.passed:
+                self._figures[event.worker] = peers.storage_figures(check.details)
+
+    def medians(self) -> dict[str, float]:
+        """What the median of all workers had in its last checks, for those that are to come."""
+        return peers.medians(self._figures)
 
     def versions(self) -> str:
         """One line over all workers' environments: what they run, or where versions differ."""

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aegis_elastic.core import recovery
 from aegis_elastic.core.attribution import Role, role_of, signature_of
 from aegis_elastic.core.events import Error, Finish, Independent, Join, Lost, Started
+from aegis_elastic.core.evidence import Conclusion
+from aegis_elastic.core.inquest import Inquest
 from aegis_elastic.core.journal import Line, Walked, walk
 from aegis_elastic.core.model import RECOVERING, CheckResult, ErrorNode, Failure, Phase, Status
 from aegis_elastic.core.view import WorkerView, worker_views
 
 AGENT_LOST = "agent lost"
-_CONSEQUENCE = recovery.Verdict("", 0, "", "a consequence")
-_BY_THE_AGENTS = recovery.Verdict("unknown", 1, "", "restarted by the agents: nothing was checked")
+_CONSEQUENCE = Conclusion("", 0, "", "", "")
 _CHECKING = {Phase.BOOT_CHECKING: "bootcheck", Phase.TROUBLESHOOTING: "troubleshoot"}
 _OUTCOME = {Phase.SUCCEED: "succeeded", Phase.FAILED: "failed"}
 
@@ -40,7 +40,8 @@ class FailureEntry(msgspec.Struct, frozen=True, rename="camel"):
     """One process that failed, or (without a rank) an agent that was lost.
 
     `fault_class` and `level`: what its recovery found and did (a consequence needs none: "", 0); "unknown", 0
-    while no check has told. `reason` ends with the signature of what the process said, where it is known.
+    while nothing has been concluded. `reason` ends with the signature of what the process said, where it is
+    known, and the root's with what all evidence together came to (`core.evidence`).
     `time`: wall seconds on its node.
     """
 
@@ -160,7 +161,7 @@ class _End:
     root: str = ""
     errors: dict[str, _Trouble] = field(default_factory=dict)
     losses: dict[str, _Trouble] = field(default_factory=dict)
-    verdict: recovery.Verdict | None = None
+    verdict: Conclusion | None = None
 
 
 @dataclass
@@ -184,6 +185,7 @@ class _Story:
         self.ends: dict[int, _End] = {}
         self.mends: list[_Mend] = []
         self.checks: list[CheckEntry] = []
+        self._inquest = Inquest()
         self._detect_s: dict[tuple[int, str], float] = {}
         self._started: set[tuple[int, str]] = set()
 
@@ -191,6 +193,9 @@ class _Story:
         line, before, after = walked.line, walked.before, walked.made.status
         if before is not None:
             self._note(walked, before, after)
+            concluded = self._inquest.follow(line.event, before, walked.made)
+            if concluded is not None:
+                self._end(before.incarnation).verdict = concluded
             if before.phase is Phase.RUN_COMMAND and after.phase is not Phase.RUN_COMMAND:
                 self._leave_run(line, before, after, walked.made.reason)
             elif walked.made.name == "merged":
@@ -221,7 +226,6 @@ class _Story:
             end = self._end(event.incarnation)
             end.root = end.root or event.worker
             end.errors.setdefault(event.worker, self._trouble(event, t, before))
-            end.verdict = end.verdict or _BY_THE_AGENTS
         elif isinstance(event, (Lost, Join)):
             self._losses(before, after, t)
         elif isinstance(event, Finish) and after is not before:
@@ -278,10 +282,6 @@ class _Story:
             return
         mend.finished_at = t
         _keep_longest(mend.timings_s, event.timings_s)
-        if before.phase is Phase.TROUBLESHOOTING:
-            verdict, end = recovery.judge(event.findings), self._end(mend.n)
-            if end.verdict is None or verdict.level > end.verdict.level:
-                end.verdict = verdict
 
     def _start(self, event: Started, t: float) -> None:
         key = (event.incarnation, event.worker)
@@ -338,9 +338,12 @@ def _failures(end: _End) -> list[FailureEntry]:
 
 
 def _entry(
-    trouble: _Trouble, failure: Failure | None, verdict: recovery.Verdict | None, is_root: bool
+    trouble: _Trouble, failure: Failure | None, verdict: Conclusion | None, is_root: bool
 ) -> FailureEntry:
     signature = signature_of(failure) if failure else None
+    told = verdict.reason if verdict else ""
+    if signature and signature.fault_class not in told:
+        told = "; ".join(filter(None, [f"signature {signature.fault_class}", told]))
     return FailureEntry(
         worker=trouble.worker,
         node=trouble.node,
@@ -352,6 +355,6 @@ def _entry(
         role="root" if is_root else "consequence",
         fault_class=verdict.fault_class if verdict else "unknown",
         level=verdict.level if verdict else 0,
-        reason=f"{trouble.reason} (signature {signature.fault_class})" if signature else trouble.reason,
+        reason=f"{trouble.reason} ({told})" if told else trouble.reason,
         time=failure.time if failure else trouble.t,
     )

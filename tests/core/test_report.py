@@ -26,6 +26,8 @@ from aegis_elastic.core.model import TERMINAL, CheckResult, Failure, JobSpec, Ph
 from aegis_elastic.core.report import AGENT_LOST, Report, build
 from tests.core.walks import Choice, Walk, moves, specs
 
+FAILED = "exit code 1 (every check passed: the processes failed, not the machine)"
+
 
 class Run:
     """A job that is told what happens, second by second."""
@@ -97,7 +99,9 @@ def test_the_fields_are_those_of_the_interface() -> None:
     assert list(wire["recoveries"][0]) == [
         "detect_s", "diagnose_s", "decide_s", "stop_s", "rendezvous_s", "start_s", "firstStep_s", "total_s",
     ]  # fmt: skip
-    assert wire["failures"][0]["reason"] == "exit code 1 (signature user_value_error)"
+    assert wire["failures"][0]["reason"] == (
+        "exit code 1 (signature user_value_error: an error of the user's own, it seems)"
+    )
     assert wire["recoveries"][0]["firstStep_s"] is None
     assert wire["checks"][0]["pass"] is True
     assert msgspec.json.decode(msgspec.json.encode(run.report()), type=Report) == run.report()
@@ -151,7 +155,7 @@ def test_the_worked_example_as_a_report() -> None:
     assert (report.outcome, report.phase) == ("failed", "Failed")
     assert [worker.retries for worker in report.workers] == [2, 2, 3]
     assert [(f.worker, f.reason, f.role, f.rank) for f in report.failures] == [
-        ("w0", AGENT_LOST, "root", None), ("w1", "exit code 1", "root", 2), ("w2", "exit code 1", "root", 4),
+        ("w0", AGENT_LOST, "root", None), ("w1", FAILED, "root", 2), ("w2", FAILED, "root", 4),
     ]  # fmt: skip
     assert [i.n for i in report.incarnations] == [1, 2, 3]
     assert all(i.ended_at is not None and i.cause for i in report.incarnations)
