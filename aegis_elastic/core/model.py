@@ -188,8 +188,11 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     is the wall time at which waiting ends, 0 for none; `store` is the address of the TCPStore that the
     newest order hands out; `checks` the checks that it asks for; `step` the id of the last transition.
 
-    `highest_step` and `saved_step` are training steps, -1 as long as nobody has told. `charged`: a failure of
-    this incarnation stands in the accounts. `held` (why) and `held_until` (wall s): the recovery waits.
+    `highest_step`, `saved_step` (the newest checkpoint's, completed at `saved_at` in incarnation `saved_in`)
+    and `highest_saved` are training steps, -1 as long as nobody has told; `saves` counts checkpoints.
+    `charged`: a failure of this incarnation stands in the accounts. `held` (why) and `held_until` (wall s):
+    the recovery waits. `last_root`, `last_level`, `last_step`: whose failure the last recovery answered, how
+    far it went, and the highest step then; `renewed`: this recovery has been at level 2.
     """
 
     spec: JobSpec
@@ -215,6 +218,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     highest_step: int = -1
     saved_step: int = -1
     saved_at: float = 0.0
+    saved_in: int = 0
+    highest_saved: int = -1
     saves: int = 0
     marks: tuple[NodeMark, ...] = ()
     charged: bool = False

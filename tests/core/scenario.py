@@ -20,23 +20,37 @@ from pathlib import Path
 from typing import Any
 
 from aegis_elastic.core.events import (
+    Act,
     Close,
     Dismiss,
     Effect,
     Error,
     Event,
+    Evict,
     Finding,
     Finish,
+    Fit,
+    Hold,
     Independent,
     Join,
     Lost,
+    Mark,
+    Noted,
     Offer,
+    Page,
+    Progress,
     Publish,
     Quit,
     Reconcile,
+    Release,
+    Renew,
+    Saved,
+    Taint,
+    Unmark,
+    Untaint,
 )
 from aegis_elastic.core.machine import create, step
-from aegis_elastic.core.model import JobSpec, Phase, PodInfo
+from aegis_elastic.core.model import JobSpec, NodeMark, Phase, PodInfo, Verdict
 from aegis_elastic.core.orders import wanted
 from aegis_elastic.core.ranks import Seat
 
@@ -90,9 +104,12 @@ class Player:
     def summary(self) -> str:
         s = self.status
         workers = ", ".join(_worker(pod, s.phase) for pod in s.pods)
-        spares = f" + {', '.join(pod.name for pod in s.spares)}" if s.spares else ""
+        spares = ", ".join(f"{pod.name} (fit)" if pod.fit else pod.name for pod in s.spares)
+        spares = f" + {spares}" if spares else ""
         counts = f"incarnation {s.incarnation} seq {s.seq_num} count {s.recover_count}"
-        return f"= {s.phase.value} {counts} | {workers}{spares}".rstrip()
+        marks = "".join(f" ! {_mark(mark)}" for mark in s.marks)
+        held = f" held until {s.held_until:g}" if s.held else ""
+        return f"= {s.phase.value} {counts}{held} | {workers}{spares}{marks}".rstrip()
 
     def pods(self, words: list[str]) -> list[PodInfo]:
         if words == ["all"]:
@@ -160,6 +177,45 @@ class Player:
         ended = options.get("ended") == "yes"
         yield self.tell(Independent(words[0], incarnation, " ".join(words[1:]), ended=ended))
 
+    def do_noted(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Noted(words[0], f"node-{words[0]}", words[1], " ".join(words[2:]), self.now))
+
+    def do_progress(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Progress(int(words[0])))
+
+    def do_saved(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Saved(int(words[0]), f"ckpt/{words[0]}", "dcp", self.now))
+
+    def do_mark(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Mark(f"node-{words[0]}", words[0], Verdict(words[1]), " ".join(words[2:])))
+
+    def do_unmark(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Unmark(f"node-{words[0]}", Verdict(words[1]), " ".join(words[2:])))
+
+    def do_act(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Act(words[0], words[1], " ".join(words[2:])))
+
+    def do_evict(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Evict(f"node-{words[0]}", " ".join(words[1:])))
+
+    def do_fit(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        (spare,) = self.pods(words[:1])
+        reason = " ".join(words[1:])
+        yield self.tell(Fit(spare.name, options.get("uid", spare.uid), not reason, reason))
+
+    def do_taint(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        until = float(options.get("until", 0.0))
+        yield self.tell(Taint(f"node-{words[0]}", " ".join(words[1:]), "manual", until))
+
+    def do_untaint(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Untaint(f"node-{words[0]}", " ".join(words[1:])))
+
+    def do_hold(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Hold(" ".join(words), float(options["until"])))
+
+    def do_release(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Release(" ".join(words)))
+
     def do_quit(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         yield self.tell(Quit(" ".join(words)))
 
@@ -204,8 +260,14 @@ class Player:
 def _worker(pod: PodInfo, phase: Phase) -> str:
     notes = [note for note in ("finished", "gone", "restarted", "failed") if getattr(pod, note)]
     notes += [f"faulty {pod.faulty}"] if pod.faulty else []
+    notes += ["to renew"] if pod.renew else []
     notes += [f"still {pod.inner_phase.value}"] if pod.inner_phase is not phase else []
     return f"{pod.name} {pod.retries}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _mark(mark: NodeMark) -> str:
+    notes = [note for note, on in (("may leave", mark.evict), ("safe", mark.safe)) if on]
+    return f"{mark.node_name} {mark.verdict.value}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _seat(seat: Seat) -> str:
@@ -220,4 +282,8 @@ def _effect(effect: Effect) -> str:
         return f"dismiss {effect.worker} {effect.uid}"
     if isinstance(effect, Close):
         return f"close {effect.outcome}"
+    if isinstance(effect, Renew):
+        return f"renew {effect.worker} {effect.uid}"
+    if isinstance(effect, Page):
+        return f"page {effect.key}"
     return f"record {effect.node_name} {effect.reason} {effect.kind}"

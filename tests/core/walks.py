@@ -6,32 +6,46 @@ an integer means depends on the status of the moment (a Finish is of the present
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hypothesis import strategies as st
 
 from aegis_elastic.core.events import (
+    Act,
     Error,
     Event,
+    Evict,
     Finding,
     Finish,
+    Fit,
+    Hold,
     Independent,
     Join,
     Lost,
+    Mark,
+    Noted,
     Offer,
+    Progress,
     Quit,
     Reconcile,
+    Release,
+    Saved,
     Started,
+    Taint,
+    Unmark,
+    Untaint,
 )
 from aegis_elastic.core.journal import Create, Line, begin, line_of
 from aegis_elastic.core.machine import Transition, step
-from aegis_elastic.core.model import CheckResult, Failure, JobSpec, Phase, PodInfo, Status
+from aegis_elastic.core.model import CheckResult, Failure, JobSpec, Phase, PodInfo, Status, Verdict
 
 NAMES = ("w0", "w1", "w2", "w3", "w4")
 KINDS = (
     *("forward",) * 8, *("reconcile",) * 4, *("join",) * 3, *("finish",) * 3, *("lost",) * 2, *("error",) * 3,
     "lost_together", *("finding",) * 4, "offer", "started", "independent", "late", "quit",
+    "slow", "allow", "saved", "unmark", "act", "fit", "taint", "untaint", "hold", "hold", "release",
+    "progress", "noted", "boundary", "boundary",
 )  # fmt: skip
 SCOPES = ("hardware", "node", "network", "slow", "software", "unknown")
 CHECKS = ("gpu", "rdma", "io", "runtime", "health", "allreduce_connection")
@@ -100,6 +114,13 @@ class Walk:
             else:
                 yield from [self._finish(pod, 11) for pod in self.status.pods]
             yield from (Reconcile(), Reconcile())
+        elif kind == "boundary" and s.phase is Phase.RUN_COMMAND:
+            # All that it takes to evict a node, in an order that leads there.
+            worst = s.pods[how % len(s.pods)]
+            yield from (Fit(spare.name, spare.uid, how < 9) for spare in s.spares)
+            yield Mark(worst.node_name, worst.name, Verdict.SLOW, "behind")
+            yield Evict(worst.node_name, "persisted")
+            yield from (_OF_NODES["saved"](self, worst, how), Reconcile())
         elif kind == "late":
             self.now += 10.0 * 2**how
             yield Reconcile()
@@ -136,6 +157,10 @@ class Walk:
             return Offer(pod.name, uid, f"10.0.0.1:{4000 + how}")
         if kind == "started":
             return Started(pod.name, uid, incarnation, {"start_s": 0.1 * how})
+        if kind in ("slow", "unmark", "allow", "act"):
+            return _of_mark(kind, pod, how)
+        if kind in _OF_NODES:
+            return _OF_NODES[kind](self, pod, how)
         if kind == "independent":
             failures = (failure(pod, self.now, signal="SIGKILL"),)
             return Independent(pod.name, incarnation, "SIGKILL", failures, ended=how == 11)
@@ -157,6 +182,32 @@ class Walk:
         store = f"10.0.0.1:{seq_num}" if how > 5 else ""
         timings_s = {"stop_s": 0.1, "diagnose_s": 0.01 * how}
         return Finish(pod.name, uid, incarnation, seq_num, store=store, timings_s=timings_s)
+
+
+def _of_mark(kind: str, pod: PodInfo, how: int) -> Event:
+    verdict = Verdict.SLOW if how < 7 else Verdict.DESYNC
+    if kind == "slow":
+        return Mark(pod.node_name, pod.name, verdict, f"behind by {how}")
+    if kind == "unmark":
+        return Unmark(pod.node_name, verdict, "caught up")
+    if kind == "allow":
+        return Evict(pod.node_name, "persisted")
+    return Act(pod.name, "manual" if how == 0 else verdict.value, "persisted")
+
+
+# Nodes and dependencies are not what most runs are about: some are rarer still than their kind.
+_OF_NODES: dict[str, Callable[[Walk, PodInfo, int], Event]] = {
+    "saved": lambda walk, pod, how: Saved(walk.status.highest_step + how - 1, f"ckpt/{how}", "dcp", walk.now),
+    "fit": lambda walk, pod, how: Fit(pod.name, pod.uid, how > 1, "gpu.slow"),
+    "taint": lambda walk, pod, how: (
+        Taint("node-shared", "bad", "manual", walk.now + 9.0 * how) if how < 3 else Reconcile()
+    ),
+    "untaint": lambda walk, pod, how: Untaint("node-shared", "repaired"),
+    "hold": lambda walk, pod, how: Hold("storage is down", walk.now + 10.0 * how),
+    "release": lambda walk, pod, how: Release("storage is back"),
+    "progress": lambda walk, pod, how: Progress(10 * how),
+    "noted": lambda walk, pod, how: Noted(pod.name, pod.node_name, "memory.leak", "12 MB/min", walk.now),
+}
 
 
 def failure(pod: PodInfo, time: float, exit_code: int | None = None, signal: str | None = None) -> Failure:

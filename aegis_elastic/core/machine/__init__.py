@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aegis_elastic.core.events import Event, Reconcile
-from aegis_elastic.core.machine import decisions, guards
+from aegis_elastic.core.machine import decisions, guards, remedies
 from aegis_elastic.core.machine.change import Transition, create
 from aegis_elastic.core.machine.facts import FACTS, after_the_end
 from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, Status
@@ -56,6 +56,9 @@ class Rule(NamedTuple):
 _ALIVE = frozenset(Phase) - TERMINAL
 _PENDING, _BOOT, _RUN, _RESTART, _TROUBLE, _SUCCEED, _FAILED = (frozenset({phase}) for phase in Phase)
 
+_BOUNDED = "not counted, but bounded"
+_GIVEN_BACK = "this incarnation's charge is given back, once"
+
 RULES: tuple[Rule, ...] = (
     Rule("quit", _ALIVE, lambda s, now: s.should_quit, decisions.decide_quit, _FAILED),
     Rule("independent_end", _PENDING, guards.independent_over, decisions.decide_independent_end, TERMINAL),
@@ -74,20 +77,26 @@ RULES: tuple[Rule, ...] = (
         guards.has_restarted,
         decisions.decide_lost_recovering,
         _RESTART | _FAILED,
-        "not counted, but bounded",
+        _BOUNDED,
     ),
+    Rule("refund", _RESTART, guards.owes, remedies.decide_refund, _RESTART, _GIVEN_BACK),
+    Rule("refund", _TROUBLE, guards.owes, remedies.decide_refund, _TROUBLE, _GIVEN_BACK),
+    Rule("release", _RESTART, guards.released, remedies.decide_release, _RESTART | _FAILED, _BOUNDED),
+    Rule("release", _TROUBLE, guards.released, remedies.decide_release, _TROUBLE | _FAILED, _BOUNDED),
     Rule("exceeded", _TROUBLE, guards.exceeded, decisions.decide_exceeded, _FAILED),
     Rule("leave", _BOOT, guards.must_leave, decisions.decide_leave, _PENDING, "not counted"),
     Rule("leave", _TROUBLE, guards.must_leave, decisions.decide_leave, _RESTART | _FAILED, "not counted"),
+    Rule("renew", _TROUBLE, guards.to_renew, remedies.decide_renew, _RESTART | _TROUBLE | _FAILED, _BOUNDED),
     Rule(
         "boot_failed",
         _BOOT,
         guards.boot_failed,
         decisions.decide_boot_failed,
         _PENDING | _FAILED,
-        "not counted, but bounded",
+        _BOUNDED,
     ),
     Rule("error", _RUN, guards.has_failed, decisions.decide_error, _TROUBLE, "that worker +1"),
+    Rule("evict", _RUN, guards.must_evict, remedies.decide_evict, _RESTART | _RUN, "not counted"),
     Rule("seat", _PENDING, guards.can_seat, decisions.decide_seat, _PENDING),
     Rule("seat", _RESTART, guards.can_seat, decisions.decide_seat, _RESTART),
     Rule("ready", _RESTART, guards.restarted_are_ready, decisions.decide_ready, _TROUBLE),

@@ -9,7 +9,7 @@ import msgspec
 
 from aegis_elastic.core import accounting, recovery
 from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErrorNode
-from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, Phase, PodInfo, Status
+from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, PodInfo, Status, Verdict
 
 
 class Transition(NamedTuple):
@@ -70,10 +70,13 @@ def enter_troubleshooting(
 def replace_gone(
     pods: tuple[PodInfo, ...], spares: tuple[PodInfo, ...], now: float
 ) -> tuple[tuple[PodInfo, ...], tuple[PodInfo, ...], list[PodInfo]]:
-    """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent."""
+    """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent.
+
+    An agent that executes itself again is on its way: its seat is kept.
+    """
     waiting, taken, seated = list(spares), [], []
     for pod in pods:
-        if pod.gone and waiting:
+        if pod.gone and waiting and not pod.renew:
             spare = waiting.pop(0)
             taken.append(spare)
             pod = reset(spare, Phase.RESTARTING, now, retries=pod.retries)
@@ -99,6 +102,30 @@ def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, 
 def faulty_nodes(s: Status) -> dict[str, str]:
     """The nodes on which a check found hardware that must leave, with the code of the finding."""
     return {pod.node_name: pod.faulty for pod in s.pods if pod.faulty}
+
+
+def starting(s: Status) -> dict[str, Any]:
+    """What a new start of training leaves behind. Of the marks only a node's slowness outlives it, and the
+    guard is asked anew: what it had allowed, it had allowed of the incarnation that is over.
+    """
+    marks = tuple(edit_mark(mark, evict="", safe=False) for mark in s.marks if mark.verdict is Verdict.SLOW)
+    return {
+        "entries": 0,
+        "deadline": 0.0,
+        "checks": (),
+        "clues": (),
+        "root": "",
+        "charged": False,
+        "renewed": False,
+        "marks": marks,
+    }
+
+
+def feasible(s: Status, node_name: str) -> bool:
+    """Whether training can go on without this node: checked spares for its seats, or enough who stay."""
+    staying = sum(not pod.gone and pod.node_name != node_name for pod in s.pods)
+    fit = sum(spare.fit and spare.node_name != node_name for spare in s.spares)
+    return staying + fit >= len(s.pods) or staying >= s.spec.min_worker_num
 
 
 def end(s: Status, phase: Phase, reason: str, name: str, **changes: Any) -> Transition:
@@ -139,6 +166,10 @@ def amend(s: Status, **changes: Any) -> Status:
 
 def edit(pod: PodInfo, **changes: Any) -> PodInfo:
     return msgspec.structs.replace(pod, **changes)
+
+
+def edit_mark(mark: NodeMark, **changes: Any) -> NodeMark:
+    return msgspec.structs.replace(mark, **changes)
 
 
 def reset(pod: PodInfo, phase: Phase, now: float, **changes: Any) -> PodInfo:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core.events import Page
+from aegis_elastic.core.machine import guards
 from aegis_elastic.core.machine.change import (
     Transition,
     amend,
@@ -19,6 +21,7 @@ from aegis_elastic.core.machine.change import (
     names_of,
     note,
     reset,
+    starting,
 )
 from aegis_elastic.core.model import Mode, Phase, Status
 from aegis_elastic.core.ranks import first_order
@@ -45,8 +48,9 @@ def decide_lost_running(s: Status, now: float) -> Transition:
     count = accounting.recover_count((pod.retries for pod in pods), limit)
     names = names_of(pod for pod in s.pods if pod.restarted)
     return enter_restarting(
-        s, now, f"{names} lost in RunCommand: counted", "lost", pods=pods, recover_count=count, root=names
-    )
+        s, now, f"{names} lost in RunCommand: counted", "lost", pods=pods, recover_count=count, root=names,
+        charged=True, last_root="",
+    )  # fmt: skip
 
 
 def decide_lost_booting(s: Status, now: float) -> Transition:
@@ -110,9 +114,31 @@ def decide_error(s: Status, now: float) -> Transition:
         edit(pod, retries=accounting.charge(pod.retries, limit)) if pod.failed else pod for pod in s.pods
     )
     count = accounting.recover_count((pod.retries for pod in charged), limit)
-    return enter_troubleshooting(
-        s, now, f"{s.root} failed: counted", "error", pods=charged, recover_count=count
-    )
+    # Progress that nobody knows is neither: only one that is known not to have grown says "again".
+    again = s.last_root == s.root and 0 <= s.highest_step <= s.last_step
+    level = s.last_level if again else 0
+    entered = enter_troubleshooting(
+        s, now, f"{s.root} failed: counted", "error", pods=charged, recover_count=count, charged=True,
+        last_root=s.root, last_step=s.highest_step, last_level=max(level, 1),
+    )  # fmt: skip
+    if level == 1:
+        return _renew_again(entered, s.root)
+    if level == 2:
+        return _page(entered, f"restart.{s.root}", f"{s.root} fails again, and restarts don't help")
+    return entered
+
+
+def _renew_again(entered: Transition, root: str) -> Transition:
+    """Restarting its processes has not helped this worker: when the checks are done, its agent follows."""
+    status = entered.status
+    why = f"failed again without getting past step {status.last_step}"
+    pods = tuple(edit(pod, renew=why) if pod.name == root else pod for pod in status.pods)
+    return entered._replace(status=amend(status, pods=pods), reason=f"{entered.reason}; {root} {why}")
+
+
+def _page(made: Transition, key: str, text: str) -> Transition:
+    page = Page(made.status.step, key, text)
+    return made._replace(effects=(*made.effects, page))
 
 
 def decide_ready(s: Status, now: float) -> Transition:
@@ -124,7 +150,10 @@ def decide_seat(s: Status, now: float) -> Transition:
         seated, *rest = s.spares
         pods = (*(pod for pod in s.pods if not pod.gone), seated)
         return note(s, f"{seated.name} takes a seat", "seat", pods=pods, spares=tuple(rest))
-    return enter_restarting(s, now, "a spare is waiting", "seat", pods=s.pods, entries=s.entries)
+    # One that should have come back as a new process by now has had its time.
+    late = guards.expired(s, now)
+    pods = tuple(edit(pod, renew="") if pod.gone and late else pod for pod in s.pods)
+    return enter_restarting(s, now, "a spare is waiting", "seat", pods=pods, entries=s.entries)
 
 
 def decide_last_call(s: Status, now: float) -> Transition:
@@ -170,10 +199,9 @@ def decide_advance(s: Status, now: float) -> Transition:
         return end(s, Phase.SUCCEED, "every worker finished", "advance")
     reason = "bootcheck passed" if s.phase is Phase.BOOT_CHECKING else "recovery done: all ranks start again"
     pods = tuple(reset(pod, Phase.RUN_COMMAND, now, retries=s.recover_count) for pod in s.pods)
-    fresh: dict[str, Any] = {"entries": 0, "deadline": 0.0, "checks": (), "clues": (), "root": ""}
     return move(
         s, Phase.RUN_COMMAND, reason, "advance", pods=pods, store=s.pods[0].store,
-        incarnation=s.incarnation + 1, **fresh,
+        incarnation=s.incarnation + 1, **starting(s),
     )  # fmt: skip
 
 

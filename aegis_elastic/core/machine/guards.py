@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis_elastic.core import accounting
 from aegis_elastic.core.machine.change import is_independent
-from aegis_elastic.core.model import Phase, Status
+from aegis_elastic.core.model import NodeMark, Phase, Status, Verdict
 
 
 def has_restarted(s: Status, now: float) -> bool:
@@ -20,7 +20,8 @@ def boot_failed(s: Status, now: float) -> bool:
 
 
 def exceeded(s: Status, now: float) -> bool:
-    return all_finished(s, now) and accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry)
+    over = accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry)
+    return all_finished(s, now) and not s.held and over
 
 
 def can_seat(s: Status, now: float) -> bool:
@@ -28,7 +29,11 @@ def can_seat(s: Status, now: float) -> bool:
         return False
     if s.phase is Phase.PENDING:
         return sum(not pod.gone for pod in s.pods) < s.spec.worker_num
-    return any(pod.gone for pod in s.pods)
+    return any(pod.gone and (not pod.renew or expired(s, now)) for pod in s.pods)
+
+
+def expired(s: Status, now: float) -> bool:
+    return 0.0 < s.deadline <= now
 
 
 def last_call(s: Status, now: float) -> bool:
@@ -38,7 +43,7 @@ def last_call(s: Status, now: float) -> bool:
 
 def overdue(s: Status, now: float) -> bool:
     waiting = s.phase is Phase.PENDING or any(pod.gone for pod in s.pods)
-    return waiting and not is_independent(s) and 0.0 < s.deadline <= now
+    return waiting and not s.held and not is_independent(s) and expired(s, now)
 
 
 def restarted_are_ready(s: Status, now: float) -> bool:
@@ -46,7 +51,7 @@ def restarted_are_ready(s: Status, now: float) -> bool:
 
 
 def may_advance(s: Status, now: float) -> bool:
-    if not all_finished(s, now):
+    if not all_finished(s, now) or s.held:
         return False
     # In Pending the world is complete, or the last call is over (deadline 0 after `shrink`).
     return s.phase is not Phase.PENDING or len(s.pods) == s.spec.worker_num or s.deadline == 0.0
@@ -61,7 +66,32 @@ def has_failed(s: Status, now: float) -> bool:
 
 
 def must_leave(s: Status, now: float) -> bool:
-    return all_finished(s, now) and any(pod.faulty for pod in s.pods)
+    return all_finished(s, now) and not s.held and any(pod.faulty for pod in s.pods)
+
+
+def to_renew(s: Status, now: float) -> bool:
+    return all_finished(s, now) and not s.held and any(pod.renew for pod in s.pods)
+
+
+def owes(s: Status, now: float) -> bool:
+    return bool(s.held) and s.charged
+
+
+def released(s: Status, now: float) -> bool:
+    # Troubleshooting begins anew, so it is first finished.
+    done = s.phase is Phase.RESTARTING or all_finished(s, now)
+    return bool(s.held) and s.held_until <= now and done
+
+
+def leaving_mark(s: Status) -> NodeMark | None:
+    """The mark whose node may leave now: the guard allows it, and if it is merely slow a checkpoint does."""
+    seated = {pod.node_name for pod in s.pods}
+    ready = (mark for mark in s.marks if mark.evict and (mark.safe or mark.verdict is not Verdict.SLOW))
+    return next((mark for mark in ready if mark.node_name in seated), None)
+
+
+def must_evict(s: Status, now: float) -> bool:
+    return leaving_mark(s) is not None and not all_finished(s, now)
 
 
 def independent_over(s: Status, now: float) -> bool:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from aegis_elastic.core.events import (
     Act,
     Dismiss,
@@ -28,7 +26,7 @@ from aegis_elastic.core.events import (
     Unmark,
     Untaint,
 )
-from aegis_elastic.core.machine.change import Transition, edit, note, nothing, with_pod
+from aegis_elastic.core.machine.change import Transition, edit, edit_mark, note, nothing, with_pod
 from aegis_elastic.core.model import RECOVERING, ErrorNode, NodeMark, Phase, Status, Verdict
 
 # A leave that comes this long after a checkpoint finds it still worth going back to: so long the guard may
@@ -48,16 +46,29 @@ def _progress(s: Status, e: Progress, now: float) -> Transition:
 
 
 def _saved(s: Status, e: Saved, now: float) -> Transition:
-    if e.step <= s.saved_step:
+    # After a restart from an older checkpoint, training comes by lower steps again.
+    if e.step == s.saved_step or (e.step < s.saved_step and s.incarnation == s.saved_in):
         return nothing(s, f"step {e.step} is not newer than the checkpoint of step {s.saved_step}")
-    marks = tuple(msgspec.structs.replace(mark, safe=True) for mark in s.marks)
+    marks = tuple(edit_mark(mark, safe=True) for mark in s.marks)
+    # Proven progress earns a retry back: steps that were never saved before. While ranks run, all accounts
+    # are alike.
+    saves = s.saves + (e.step > s.highest_saved)
+    decay = s.spec.retry_decay
+    due = decay > 0 and saves > s.saves and saves % decay == 0
+    earned = due and s.phase is Phase.RUN_COMMAND and s.recover_count > 0
+    pods = tuple(edit(pod, retries=pod.retries - 1) for pod in s.pods) if earned else s.pods
     return note(
         s,
-        f"checkpoint of step {e.step} is complete ({e.kind}: {e.path})",
+        f"checkpoint of step {e.step} is complete ({e.kind}: {e.path})"
+        + (f"; {saves} of them earned a retry back" if earned else ""),
         "saved",
+        pods=pods,
+        recover_count=s.recover_count - earned,
         saved_step=e.step,
         saved_at=now,
-        saves=s.saves + 1,
+        saved_in=s.incarnation,
+        highest_saved=max(s.highest_saved, e.step),
+        saves=saves,
         highest_step=max(s.highest_step, e.step),
         marks=marks,
     )
@@ -91,7 +102,7 @@ def _act(s: Status, e: Act, now: float) -> Transition:
         return nothing(s, f"{s.root} failed first in this incarnation")
     marked = any(m.node_name == pod.node_name and m.verdict.value == e.verdict for m in s.marks)
     if not marked and e.verdict != "manual":
-        return nothing(s, f"{pod.node_name} is not marked {e.verdict}: it has recovered meanwhile")
+        return nothing(s, f"{pod.node_name} is not marked {e.verdict}, or no longer")
     failed = edit(pod, failed=True, last_failed_reason=f"{e.verdict}: {e.reason}", updated_timestamp=now)
     return note(
         s, f"{e.worker} is to be restarted, {e.verdict}: {e.reason}", "failed",
@@ -101,12 +112,10 @@ def _act(s: Status, e: Act, now: float) -> Transition:
 
 def _evict(s: Status, e: Evict, now: float) -> Transition:
     if not any(mark.node_name == e.node_name for mark in s.marks):
-        return nothing(s, f"{e.node_name} is not marked: it has recovered meanwhile")
+        return nothing(s, f"{e.node_name} is not marked, or no longer")
     fresh = now - s.saved_at <= BOUNDARY_S
     marks = tuple(
-        msgspec.structs.replace(
-            mark, evict=e.reason, safe=mark.safe and (fresh or mark.verdict is not Verdict.SLOW)
-        )
+        edit_mark(mark, evict=e.reason, safe=mark.safe and (fresh or mark.verdict is not Verdict.SLOW))
         if mark.node_name == e.node_name and not mark.evict
         else mark
         for mark in s.marks
@@ -164,9 +173,10 @@ def _hold(s: Status, e: Hold, now: float) -> Transition:
 
 
 def _release(s: Status, e: Release, now: float) -> Transition:
-    if not s.held:
-        return nothing(s, "nothing is held")
-    return note(s, f"recovery goes on: {e.reason}", "released", held="", held_until=0.0)
+    if not s.held or s.held_until <= now:
+        return nothing(s, "nothing is held, or no longer")
+    # The controller ends the wait, in an order of its own.
+    return note(s, f"what was waited for is back: {e.reason}", "released", held_until=now)
 
 
 NODE_FACTS: dict[type, Callable[[Status, Any, float], Transition]] = {

@@ -1,0 +1,133 @@
+"""Decisions beyond a plain restart: a marked node leaves, an agent executes itself again, everybody waits."""
+
+from __future__ import annotations
+
+from aegis_elastic.core.events import Dismiss, Page, RecordErrorNode, Renew
+from aegis_elastic.core.machine import guards
+from aegis_elastic.core.machine.change import (
+    Transition,
+    amend,
+    edit,
+    edit_mark,
+    enter_restarting,
+    enter_troubleshooting,
+    fail,
+    feasible,
+    names_of,
+    note,
+    reset,
+)
+from aegis_elastic.core.model import ErrorNode, NodeMark, Phase, Status, Verdict
+
+
+def decide_evict(s: Status, now: float) -> Transition:
+    """The marked node leaves with all who are on it, if the others can go on without it."""
+    mark = guards.leaving_mark(s)
+    assert mark is not None
+    node = mark.node_name
+    if not feasible(s, node):
+        return _keep(s, mark)
+    why = f"{mark.verdict.value}: {mark.evict}"
+    kind = "slow" if mark.verdict is Verdict.SLOW else "hang"
+    leaving = [pod for pod in s.pods if pod.node_name == node]
+    effects = [RecordErrorNode(s.step + 1, node, why, kind)]
+    told = [
+        Dismiss(s.step + 1, pod.name, pod.uid, f"this node is evicted, {why}")
+        for pod in (*s.pods, *s.spares)
+        if pod.node_name == node
+    ]
+    rid = amend(
+        s, error_nodes=(*s.error_nodes, ErrorNode(node, why, kind, now, s.spec.job_name)),
+        spares=tuple(spare for spare in s.spares if spare.node_name != node),
+        marks=tuple(other for other in s.marks if other.node_name != node),
+        evictions=s.evictions + len(leaving),
+    )  # fmt: skip
+    pods = tuple(
+        reset(pod, Phase.RESTARTING, now, gone=True, uid="") if pod.node_name == node else pod
+        for pod in s.pods
+    )
+    boundary = f" after the checkpoint of step {s.saved_step}" if mark.safe else ""
+    made = enter_restarting(
+        rid, now, f"{names_of(leaving)} leaves {node}{boundary}, {why}: not counted", "evict", pods=pods,
+        clues=("slow",), last_root="",
+    )  # fmt: skip
+    return made._replace(effects=(*effects, *told, *made.effects))
+
+
+def _keep(s: Status, mark: NodeMark) -> Transition:
+    """Nobody could take its place: a slow node is better than none. The mark stays, and the guard may ask
+    again.
+    """
+    kept = tuple(
+        edit_mark(other, evict="", safe=False) if other.node_name == mark.node_name else other
+        for other in s.marks
+    )
+    text = (
+        f"{mark.node_name} is marked {mark.verdict.value} ({mark.reason}) and stays: no checked spare waits, "
+        f"and fewer than {s.spec.min_worker_num} workers would be left"
+    )
+    made = note(s, text, "evict", marks=kept)
+    return made._replace(effects=(Page(made.status.step, f"evict.{mark.node_name}", text),))
+
+
+def decide_renew(s: Status, now: float) -> Transition:
+    """Level 2, once a recovery: agents whose surroundings are broken execute themselves again."""
+    broken = [pod for pod in s.pods if pod.renew]
+    why = "; ".join(f"{pod.name}: {pod.renew}" for pod in broken)
+    if len(s.pods) > 1 and all(pod.renew.startswith("io.") for pod in s.pods):
+        pods = tuple(edit(pod, renew="") for pod in s.pods)
+        return note(s, f"broken for everybody, so no node can be blamed: {why}", "renew", pods=pods)
+    if s.renewed:
+        return _worn(s)
+    pods = tuple(
+        reset(pod, Phase.RESTARTING, now, gone=True, renew=pod.renew) if pod.renew else pod for pod in s.pods
+    )
+    made = enter_restarting(
+        s, now, f"level 2, a clean process for {why}: not counted", "renew", pods=pods, renewed=True,
+        last_level=2,
+    )  # fmt: skip
+    if made.status.phase is Phase.FAILED:
+        return made
+    step = made.status.step
+    return made._replace(
+        effects=(*(Renew(step, pod.name, pod.uid, pod.renew) for pod in broken), *made.effects)
+    )
+
+
+def _worn(s: Status) -> Transition:
+    """A clean process found the same. Broken io of single nodes that can be spared is their hardware; for
+    anything else no machine can be blamed: a human is called, and training goes on with what there is.
+    """
+    broken = [pod for pod in s.pods if pod.renew]
+    why = "; ".join(f"{pod.name}: {pod.renew}" for pod in broken)
+    away = {pod.name for pod in broken if pod.renew.startswith("io.") and feasible(s, pod.node_name)}
+    if len(broken) == len(away) < len(s.pods):
+        pods = tuple(edit(pod, faulty=pod.renew, renew="") if pod.renew else pod for pod in s.pods)
+        return note(s, f"level 2 did not help, so it is the node: {why}", "renew", pods=pods)
+    pods = tuple(edit(pod, renew="") for pod in s.pods)
+    made = note(s, f"level 2 did not help, and no machine can be blamed: {why}", "renew", pods=pods)
+    return made._replace(effects=(Page(made.status.step, f"renew.{names_of(broken)}", made.reason),))
+
+
+def decide_refund(s: Status, now: float) -> Transition:
+    """All accounts were alike when training started, so whoever stands higher was charged since."""
+    before = max(pod.retries for pod in s.pods) - 1
+    pods = tuple(edit(pod, retries=min(pod.retries, before)) for pod in s.pods)
+    reason = f"the charge of incarnation {s.incarnation} is given back: {s.held}"
+    return note(s, reason, "refund", pods=pods, recover_count=before, charged=False)
+
+
+def decide_release(s: Status, now: float) -> Transition:
+    """The wait is over: what was found meanwhile says nothing of the nodes, so everybody checks again."""
+    over = amend(s, held="", held_until=0.0, entries=s.entries + 1)
+    reason = f"no longer held ({s.held})"
+    if over.entries > s.spec.recovery_budget:
+        allowed = f"at most {s.spec.recovery_budget} allowed"
+        return fail(
+            amend(over, entries=s.entries), f"recovery did not converge: {over.entries} rounds, {allowed}",
+            "release",
+        )  # fmt: skip
+    if s.phase is Phase.TROUBLESHOOTING:
+        return enter_troubleshooting(over, now, reason, "release", pods=s.pods)
+    deadline = max(s.deadline, now + s.spec.last_call_s) if s.deadline else 0.0
+    return note(over, reason, "release", deadline=deadline)
