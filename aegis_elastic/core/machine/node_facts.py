@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from aegis_elastic.core.events import (
     Act,
     Dismiss,
@@ -142,6 +144,9 @@ def _taint(s: Status, e: Taint, now: float) -> Transition:
     if before is not None and (before.reason, before.kind, before.until) == (e.reason, e.kind, e.until):
         return nothing(s, "known already")
     node = ErrorNode(e.node_name, e.reason, e.kind, now, "", e.until)
+    if before is not None and (before.reason, before.kind) == (e.reason, e.kind):
+        # What we have found ourselves comes back with its end; it stays our finding.
+        node = msgspec.structs.replace(before, until=e.until)
     # Who waits there would be seated some time; whoever runs there goes on until it comes anew.
     why = f"node {e.node_name} is not to be used: {e.reason}"
     dismissed = tuple(
