@@ -1,24 +1,31 @@
 """The measured training: all-reduce steps of 50 ms; rank 1 dies when it is told to.
 
-    python measured.py FOLDER FAULT
+    python measured.py FOLDER FAULT [WORKLOAD]
 
-Each rank appends what happened when to `FOLDER/<rank>.jsonl`: {"life", "what", "at"}, times of the
+Each rank appends what happened when to `FOLDER/<rank>.jsonl`: {"life", "what", "at", "pid"}, times of the
 monotonic clock, which all processes of a machine share. The fault comes when a file `FOLDER/fault` appears,
 so that every launcher is hit in the same state: long after its start. Survivors of a failed collective wait
 to be told to stop, as they do with NCCL.
 
-FAULT: `exit` ends the rank with a code, `exception` by one that nobody catches, `kill` by SIGKILL; `deaf`
-is `exit` with survivors that ignore SIGTERM; `again` is `exit`, and once more two seconds after the first
-step of the second life."""
+FAULT: `none` trains a few steps and ends; `exit` ends the rank with a code, `exception` by one that nobody
+catches, `kill` by SIGKILL; `deaf` is `exit` with survivors that ignore SIGTERM, `stuck` with survivors whose
+handler of SIGTERM can't run, since they hang in a call that no signal ends; `again` is `exit`, and once more
+two seconds after the first step of the second life. With `outside` the fault comes from elsewhere (a process
+stopped, a node lost).
+
+WORKLOAD: `plain`, or `loader`, which takes each step's data from two DataLoader workers. Heavy imports are in
+`measured_heavy.py`, a Trainer of transformers in `measured_trainer.py`."""
 
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER, FAULT = Path(sys.argv[1]), sys.argv[2]
+WORKLOAD = sys.argv[3] if len(sys.argv) > 3 else "plain"
 FAULT_RANK = 1
 FAULT_EXIT_CODE = 17
 AGAIN_S = 2.0
@@ -36,7 +43,7 @@ _FILE = os.open(_PATH, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 def stamp(what: str, at: float | None = None) -> None:
     """Notes `what` (at monotonic second `at`, default now) in one write: a kill can't halve a line."""
-    line = {"life": LIFE, "what": what, "at": time.monotonic() if at is None else at}
+    line = {"life": LIFE, "what": what, "at": time.monotonic() if at is None else at, "pid": os.getpid()}
     os.write(_FILE, json.dumps(line).encode() + b"\n")
 
 
@@ -56,8 +63,13 @@ def told_to_stop(_signum: int, _frame: object) -> None:
 def due(began: float) -> bool:
     """Whether this rank is to die now, in this life."""
     if LIFE == 0:
-        return (FOLDER / "fault").exists()
+        return FAULT != "outside" and (FOLDER / "fault").exists()
     return LIFE == 1 and FAULT == "again" and time.monotonic() > began + AGAIN_S
+
+
+def last_life() -> int:
+    """In which life the training is let finish."""
+    return {"none": 0, "again": 2}.get(FAULT, 1)
 
 
 def die() -> None:
@@ -68,6 +80,32 @@ def die() -> None:
     if FAULT == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(FAULT_EXIT_CODE)
+
+
+def hang() -> None:
+    """What a survivor does whose collective has failed."""
+    if FAULT == "stuck":
+        import ctypes
+
+        # A lock that is taken twice: the kernel takes the wait up again after every signal, and so Python's
+        # handler, which only notes the signal, never runs. NCCL's kernels are waited for like this.
+        libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)
+    while True:
+        signal.pause()
+
+
+def batches() -> Iterator[object]:
+    """Data for as many steps as are asked for."""
+    if WORKLOAD != "loader":
+        while True:
+            yield None
+    from torch.utils.data import DataLoader
+
+    numbers = list(range(4096))
+    while True:
+        yield from DataLoader(numbers, batch_size=4, num_workers=2)  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -82,16 +120,17 @@ def main() -> None:
     dist.init_process_group("gloo")
     stamp("group")
     gradient = torch.ones(1024)
-    last = (2 if FAULT == "again" else 1) == LIFE
+    last = last_life() == LIFE
+    data = batches()
     began, step = time.monotonic(), 0
     while step < LAST_LIFE_STEPS if last else time.monotonic() < began + FIRST_LIFE_S_MAX:
         if RANK == FAULT_RANK and due(began):
             die()
+        next(data)
         try:
             dist.all_reduce(gradient)
         except RuntimeError:
-            while True:
-                signal.pause()
+            hang()
         if step == 0:
             stamp("step")
         step += 1

@@ -1,243 +1,228 @@
-"""From the death of a rank to the first step of *all* ranks again: aegis-run beside torchrun, in one run.
+"""From a fault to the first step of *all* ranks again: aegis-run beside its peers, in one run.
 
-    python -m benchmarks.recovery --runs 7 --faults exit,deaf,again --shapes 1x4,2x2 --json FILE
+    python -m benchmarks.recovery                           the crash rows, as `make bench` (about half an
+    hour) python -m benchmarks.recovery --faults all --json FILE  every row, as `make full` (about three
+    hours) python -m benchmarks.recovery --runs 1 --launchers torchrun,aegis-run --faults exit --shapes 1x4
 
-Launchers take turns, so that a busy minute hits them alike; the table has the median of each part. torchrun
-runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: by default it never recovers with gloo. The floor
+Launchers take turns, so that a busy minute hits them alike; the table has the median of each part, ratios
+first. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: by default it never recovers with gloo. Peers
+are installed under `build/peers` when they are first needed; a row that can't be measured says why. The floor
 (`benchmarks.floor`) is measured in the same turns. Of every run of ours the journal is read: a recovery whose
-failure was not accounted for, or whose checks did not run, is no figure.
+failure was not accounted for, or whose checks did not run, is no figure. Runs with a name look-up that timed
+out are told apart and not averaged in.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import platform
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from aegis_elastic.core import journal
-from benchmarks import floor
+from benchmarks import floor, peers
+from benchmarks.launchers import LAUNCHERS, LIBRARIES, NEVER, OURS, Job, Shape, outlive_orphans, wait
+from benchmarks.rows import CRASHES, FAULTS, Row, as_json, plan, table
+from benchmarks.stamps import Parts, Stamp, note, parts_of, read
 
-RUN_TIMEOUT_S = 240.0
+BACK_TIMEOUT_S = 150.0
 READY_TIMEOUT_S = 120.0
-TERM_TIMEOUT_S = 45.0
-SETTLED_S = 3.0
-MEASURED = Path(__file__).with_name("measured.py")
+END_TIMEOUT_S = 90.0
+SETTLED_S = 2.0
+REPLACEMENT_S = 2.0
+SPARE_S = 6.0
+PERSISTENCE = ("--aegis-guard-persistence-s", "2")
+HERE = Path(__file__).parent
+SCRIPTS = {"heavy": "measured_heavy.py", "trainer": "measured_trainer.py"}
 CHEAP_CHECKS = {"io", "gpu", "runtime", "rdma", "hang"}
-
-LAUNCHERS = {
-    "torchrun": ["-m", "torch.distributed.run"],
-    "aegis-run": ["-m", "aegis_elastic.launch.run"],
-    "aegis-cold": ["-m", "aegis_elastic.launch.run", "--aegis-warm-spares", "off"],
-}
-FAULTS = ("exit", "exception", "kill", "deaf", "again")
-ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-}
-
-
-class Shape(NamedTuple):
-    """Nodes (launchers, here all on this host) and ranks on each."""
-
-    nodes: int
-    ranks: int
-
-    def __str__(self) -> str:
-        return f"{self.nodes}x{self.ranks}"
-
-
-class Parts(NamedTuple):
-    """Where the seconds of one recovery went; each part ends when the *last* rank is through."""
-
-    detect_s: float
-    stop_s: float
-    restart_s: float
-    import_s: float
-    group_s: float
-    step_s: float
-    total_s: float
-
-
-HEADINGS = ("detect", "stop", "restart", "start+import", "init_pg", "first step", "total")
+QUIET_LOAD = 1.0
 
 
 class RecoveryFailed(RuntimeError):
     """A launcher didn't bring the training back; the message has the end of its output."""
 
 
-class Stamp(NamedTuple):
-    """One line of a rank's stamp file; `at` in monotonic seconds."""
-
-    life: int
-    what: str
-    at: float
+# ------------------------------------------------------------ one run
 
 
-def parts_of(stamps: Sequence[Stamp], ranks: int, life: int = 1) -> Parts:
-    """Splits the recovery into `life` by the stamps of all ranks. ValueError when a rank never came back."""
-
-    def times(life: int, what: str) -> list[float]:
-        return [stamp.at for stamp in stamps if (stamp.life, stamp.what) == (life, what)]
-
-    (fault,) = times(life - 1, "fault")
-    second = {what: times(life, what) for what in ("start", "imported", "group", "step")}
-    for what, found in second.items():
-        if len(found) != ranks:
-            raise ValueError(f"{len(found)} of {ranks} ranks reached {what!r} in life {life}")
-    # A survivor that is killed outright leaves no stamp: detect and stop then count as restart.
-    stopped = times(life - 1, "stopped") or [fault]
-    # A process may have been held ready since before the fault: no part ends before the one ahead of it.
-    ends = [fault, min(stopped), max(stopped)]
-    for what in ("start", "imported", "group", "step"):
-        ends.append(max(ends[-1], *second[what]))
-    spans = [later - earlier for earlier, later in itertools.pairwise(ends)]
-    return Parts._make(round(span, 4) for span in [*spans, ends[-1] - fault])
-
-
-def measure(launcher: str, fault: str, shape: Shape) -> Parts:
-    """Runs the measured training once under `launcher`. Raises `RecoveryFailed`."""
-    world = shape.nodes * shape.ranks
-    with tempfile.TemporaryDirectory(prefix="aegis-bench-") as name:
+def measure(row: Row) -> Parts:
+    """Runs the measured training once. Raises RecoveryFailed, PeerMissing."""
+    fault, shape = FAULTS[row.fault], row.shape
+    with tempfile.TemporaryDirectory(prefix="aegis-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        processes = _launch(launcher, fault, shape, folder)
-        try:
-            _strike_when_ready(launcher, world, folder)
-            deadline = time.monotonic() + RUN_TIMEOUT_S
-            codes = [process.wait(max(deadline - time.monotonic(), 0.1)) for process in processes]
-            if any(codes):
-                raise ValueError(f"exit codes {codes}")
-            life = 2 if fault == "again" else 1
-            if launcher.startswith("aegis"):
-                _prove(folder, life)
-            return parts_of(_stamps(folder), world, life)
-        except (ValueError, subprocess.TimeoutExpired) as error:
-            said = "\n".join(file.read_text() for file in sorted(folder.glob("*.log")))
-            tail = "\n".join(said.splitlines()[-25:])
-            raise RecoveryFailed(f"{launcher} did not recover: {error}\n{tail}") from error
-        finally:
-            for process in processes:
-                _end(process)
+        script = (str(HERE / SCRIPTS.get(fault.workload, "measured.py")), name, fault.word, fault.workload)
+        flags = PERSISTENCE if row.fault == "freeze" else ()
+        with Job(row.launcher, shape, folder, script, fault.workload in LIBRARIES) as job:
+            try:
+                for _ in range(shape.nodes):
+                    job.add_node(*flags)
+                _wait_ready(row, job, folder)
+                _strike(row, job, folder)
+                parts = _wait_back(row, job, folder)
+                if job.launcher.ours:
+                    _wait_end(job)
+                    _prove(folder, 2 if row.fault == "again" else 1, checks=fault.nodes == 1)
+            except (ValueError, subprocess.TimeoutExpired) as error:
+                tail = "\n".join(job.said().splitlines()[-25:])
+                raise RecoveryFailed(f"{row} did not recover: {error}\n{tail}") from error
+    return parts
 
 
-def _launch(launcher: str, fault: str, shape: Shape, folder: Path) -> list[subprocess.Popen[bytes]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = ["--nproc-per-node", str(shape.ranks), "--max-restarts", "3"]
-    if shape.nodes == 1:
-        flags.append("--standalone")
-    else:
-        flags += ["--nnodes", str(shape.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
-        flags += ["--rdzv-id", "bench"]
-    processes = []
-    for node in range(shape.nodes):
-        own = ["--aegis-worker-name", f"node{node}"] if launcher.startswith("aegis") else []
-        with open(folder / f"launch{node}.log", "wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *LAUNCHERS[launcher], *flags, *own, str(MEASURED), str(folder), fault],
-                    env=os.environ | ENVIRONMENT | {"XDG_STATE_HOME": str(folder / "state")},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
-    return processes
-
-
-def _strike_when_ready(launcher: str, world: int, folder: Path) -> None:
+def _wait_ready(row: Row, job: Job, folder: Path) -> None:
     """Let the training settle, as it has long before most faults; with warm spares, until they are there."""
-    nodes = len(list(folder.glob("launch*.log")))
 
     def ready() -> bool:
-        trains = sum(stamp.what == "step" for stamp in _stamps(folder)) == world
-        said = "".join(file.read_text(errors="replace") for file in folder.glob("launch*.log"))
-        return trains and (launcher != "aegis-run" or said.count("warm spares ready: ") >= nodes)
+        _see_all_alive(job)
+        trains = sum(stamp.what == "step" for stamp in read(folder)) == row.shape.world
+        return trains and (
+            row.launcher != "aegis-run" or job.said().count("warm spares ready: ") >= row.shape.nodes
+        )
 
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    while not ready():
-        if time.monotonic() > deadline:
-            raise ValueError(f"not ready for the fault after {READY_TIMEOUT_S:g} s")
-        time.sleep(0.2)
+    wait(ready, "training that is ready for the fault", READY_TIMEOUT_S)
     time.sleep(SETTLED_S)
-    (folder / "fault").touch()
 
 
-def _stamps(folder: Path) -> list[Stamp]:
-    files = sorted(folder.glob("*.jsonl"))
-    return [Stamp(**json.loads(line)) for file in files for line in file.read_text().splitlines()]
+def _see_all_alive(job: Job, but: int = -1) -> None:
+    codes = [node.poll() for number, node in enumerate(job.nodes) if number != but]
+    if any(code is not None for code in codes):
+        raise ValueError(f"launchers ended with {codes}")
 
 
-def _prove(folder: Path, failures: int) -> None:
+def _strike(row: Row, job: Job, folder: Path) -> None:
+    if FAULTS[row.fault].word != "outside":
+        (folder / "fault").touch()
+    elif row.fault == "freeze":
+        (pid,) = {stamp.pid for stamp in read(folder) if stamp.rank == 1}
+        note(folder, "fault", time.monotonic())
+        os.kill(pid, signal.SIGSTOP)
+    else:
+        if row.fault == "lost":
+            job.add_node()
+            time.sleep(SPARE_S)
+            _see_all_alive(job)
+        note(folder, "fault", job.lose(row.shape.nodes - 1))
+        if row.fault == "replaced":
+            time.sleep(REPLACEMENT_S)
+            job.add_node()
+
+
+def _wait_back(row: Row, job: Job, folder: Path) -> Parts:
+    found: list[Parts] = []
+    faults = 2 if row.fault == "again" else 1
+    lost = row.shape.nodes - 1 if FAULTS[row.fault].nodes > 1 else -1
+
+    def back() -> bool:
+        stamps: list[Stamp] = read(folder)
+        try:
+            if sum(stamp.what == "fault" for stamp in stamps) < faults:
+                raise ValueError("the fault is still to come")
+            found.append(parts_of(stamps, row.shape.world))
+        except ValueError:
+            _see_all_alive(job, but=lost)
+            return False
+        return True
+
+    wait(back, "step of all ranks", BACK_TIMEOUT_S)
+    return found[0]
+
+
+def _wait_end(job: Job) -> None:
+    """Whoever was not lost ends well."""
+    until = time.monotonic() + END_TIMEOUT_S
+    codes = [node.wait(max(until - time.monotonic(), 0.1)) for node in job.nodes]
+    if any(code not in (0, -signal.SIGKILL) for code in codes):
+        raise ValueError(f"exit codes {codes}")
+
+
+def _prove(folder: Path, failures: int, checks: bool) -> None:
     """The journal of the run replays, the failures were charged, and all cheap checks ran for each."""
     (file,) = (folder / "state").glob("aegis/*/*/*/journal.jsonl")
     lines = journal.read(file)
     replayed = journal.replay(lines)
     if not replayed.ok:
         raise ValueError(f"the journal does not replay: {replayed.first_difference}")
-    charged = sum(line.transition == "failed" for line in lines)
+    statuses = [walked.made.status for walked in journal.walk(lines)]
+    charged = statuses[-1].recover_count
     raw = [json.loads(line)["event"] for line in file.read_text().splitlines()]
     checked = [{check["checkType"] for check in event.get("checks") or ()} for event in raw]
-    if charged != failures or sum(names >= CHEAP_CHECKS for names in checked) < failures:
+    ran = not checks or sum(names >= CHEAP_CHECKS for names in checked) >= failures
+    if charged != failures or not ran:
         raise ValueError(f"{charged} of {failures} failures charged, checks {[c for c in checked if c]}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a launcher that hangs, the gentle way first: killed outright, torchrun leaves its ranks behind."""
-    if process.poll() is not None:
-        return
-    process.terminate()
+@cache
+def _has_persistence() -> bool:
+    said = subprocess.run([sys.executable, *OURS, "--help"], capture_output=True, timeout=60, check=True)
+    return PERSISTENCE[0].encode() in said.stdout
+
+
+# ------------------------------------------------------------ all rows
+
+
+def why_not(row: Row) -> str:
+    """Why this row can't be measured; "" if it can."""
+    if (row.launcher, row.fault) in NEVER:
+        return f"not run: {NEVER[row.launcher, row.fault]}"
+    if row.fault == "freeze" and not _has_persistence():
+        return f"not yet: aegis-run has no {PERSISTENCE[0]}"
     try:
-        process.wait(timeout=TERM_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for peer in (
+            LAUNCHERS[row.launcher].peer,
+            "libraries" if FAULTS[row.fault].workload in LIBRARIES else "",
+        ):
+            if peer:
+                peers.python_of(peer)
+    except peers.PeerMissing as error:
+        return str(error)
+    return ""
 
 
-def median_of(recoveries: Sequence[Parts]) -> Parts:
-    """The median of each part on its own (so the parts need not add up to the total)."""
-    return Parts(*(statistics.median(column) for column in zip(*recoveries, strict=True)))
+def estimate_s(wanted: Mapping[Row, int]) -> float:
+    """About how long all of it takes, on two cores."""
+    return sum(count * _run_s(row) for row, count in wanted.items())
 
 
-Row = tuple[str, str, Shape]  # launcher, fault, shape
+def _run_s(row: Row) -> float:
+    if LAUNCHERS[row.launcher].ours:
+        return 22.0 + 10.0 * (row.fault in ("heavy", "trainer", "again", "lost", "replaced"))
+    return (
+        20.0
+        + 35.0 * (row.fault in ("deaf", "stuck", "lost", "replaced"))
+        + 20.0 * (row.launcher == "dlrover")
+    )
 
 
-def table(medians: dict[Row, Parts], floors: dict[Shape, float]) -> str:
-    """The ratios first, then one line per launcher, fault and shape, in seconds."""
-    lines = [sentence for row in medians for sentence in _ratios(row, medians, floors)]
-    lines.append(f"{'':24}" + "".join(f"{heading:>13}" for heading in HEADINGS))
-    for (launcher, fault, shape), parts in medians.items():
-        lines.append(f"{f'{launcher} {fault} {shape}':24}" + "".join(f"{part:13.3f}" for part in parts))
-    lines += [f"{f'floor {shape}':24}{'':78}{seconds:13.3f}" for shape, seconds in floors.items()]
-    return "\n".join(lines)
+def run_all(
+    wanted: Mapping[Row, int], why: dict[Row, str]
+) -> tuple[dict[Row, list[Parts]], dict[Shape, list[float]]]:
+    """Measures; adds to `why` the rows that did not recover, and goes on with the others."""
+    found: dict[Row, list[Parts]] = {row: [] for row in wanted if row not in why}
+    floors: dict[Shape, list[float]] = {row.shape: [] for row in wanted}
+    most = max(wanted.values())
+    for run in range(1, most + 1):
+        for shape, seconds in floors.items():
+            seconds.append(floor.measure(shape.world))
+        for row in [row for row in found if run <= wanted[row] and row not in why]:
+            try:
+                found[row].append(measure(row))
+            except (RecoveryFailed, peers.PeerMissing) as error:
+                why[row] = f"did not recover in run {run}: {str(error).splitlines()[0]}"
+                print(error, file=sys.stderr)
+                continue
+            total = found[row][-1].total_s
+            print(f"run {run}/{wanted[row]} {row}: {total:.3f} s", file=sys.stderr, flush=True)
+    return found, floors
 
 
-def _ratios(row: Row, medians: dict[Row, Parts], floors: dict[Shape, float]) -> list[str]:
-    launcher, fault, shape = row
-    other = medians.get(("torchrun", fault, shape))
-    if launcher == "torchrun":
-        return []
-    ours = medians[row].total_s
-    said = [f"{launcher} {fault} {shape}: {ours:.3f} s"]
-    if other is not None:
-        said.append(f"{other.total_s / ours:.1f} times as fast as torchrun")
-    if shape in floors:
-        said.append(f"{ours / floors[shape]:.1f} times the floor")
-    return [", ".join(said)]
+# ------------------------------------------------------------ the command
 
 
 def _shape(text: str) -> Shape:
@@ -250,19 +235,23 @@ def _shape(text: str) -> Shape:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Which launchers, faults and shapes, how often, and where to keep the figures."""
-    parser = argparse.ArgumentParser(description="seconds from a rank's death to all ranks' first step again")
-    parser.add_argument("--runs", type=int, default=7, help="recoveries for each row (default 7)")
-    parser.add_argument("--launchers", default="torchrun,aegis-run", help="of " + ", ".join(LAUNCHERS))
-    parser.add_argument("--faults", default="exit", help="of " + ", ".join(FAULTS))
+    parser = argparse.ArgumentParser(description="seconds from a fault to all ranks' first step again")
+    parser.add_argument(
+        "--runs", type=int, default=7, help="recoveries for each crash row; 3 at most for others"
+    )
+    known = "torchrun,ft_launcher,dlrover,aegis-run"
+    parser.add_argument("--launchers", default=known, help="of " + ", ".join(LAUNCHERS))
+    what = "; ".join(f"{name}: {fault.what}" for name, fault in FAULTS.items())
+    parser.add_argument("--faults", default=",".join(CRASHES), help=f"all, or of these. {what}")
     parser.add_argument("--shapes", default="1x4,2x2", help="nodes x ranks on each (default 1x4,2x2)")
     parser.add_argument("--json", type=Path, help="writes all figures here")
     arguments = parser.parse_args(argv)
     arguments.launchers = arguments.launchers.split(",")
-    arguments.faults = arguments.faults.split(",")
-    for given, known in ((arguments.launchers, LAUNCHERS), (arguments.faults, FAULTS)):
-        unknown = sorted(set(given) - set(known))
+    arguments.faults = list(FAULTS) if arguments.faults == "all" else arguments.faults.split(",")
+    for given, all_known in ((arguments.launchers, LAUNCHERS), (arguments.faults, FAULTS)):
+        unknown = sorted(set(given) - set(all_known))
         if unknown:
-            parser.error(f"cannot measure {', '.join(unknown)}: choose of {', '.join(known)}")
+            parser.error(f"cannot measure {', '.join(unknown)}: choose of {', '.join(all_known)}")
     try:
         arguments.shapes = [_shape(text) for text in arguments.shapes.split(",")]
     except argparse.ArgumentTypeError as error:
@@ -273,58 +262,33 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints the table; 1 if a launcher did not recover."""
+    """Measures, prints the table; 1 if one of ours did not recover."""
     arguments = parse_arguments(argv)
-    rows = list(itertools.product(arguments.launchers, arguments.faults, arguments.shapes))
-    found: dict[Row, list[Parts]] = {row: [] for row in rows}
-    floors: dict[Shape, list[float]] = {shape: [] for shape in arguments.shapes}
-    for run in range(1, arguments.runs + 1):
-        for shape in floors:
-            floors[shape].append(floor.measure(shape.nodes * shape.ranks))
-        for row in rows:
-            try:
-                found[row].append(measure(*row))
-            except RecoveryFailed as error:
-                print(error, file=sys.stderr)
-                return 1
-            total = found[row][-1].total_s
-            what = " ".join(map(str, row))
-            print(f"run {run}/{arguments.runs} {what}: {total:.3f} s", file=sys.stderr, flush=True)
-    medians = {row: median_of(recoveries) for row, recoveries in found.items()}
+    outlive_orphans()
+    wanted = plan(arguments.launchers, arguments.faults, arguments.shapes, arguments.runs)
+    if not wanted:
+        print("nothing to measure: a lost node needs a shape of two", file=sys.stderr)
+        return 2
+    why = {row: reason for row in wanted if (reason := why_not(row))}
+    runs = {row: count for row, count in wanted.items() if row not in why}
+    load, minutes = os.getloadavg()[0], estimate_s(runs) / 60
+    print(
+        f"{sum(runs.values())} runs, about {minutes:.0f} minutes; load {load:.1f}",
+        file=sys.stderr,
+        flush=True,
+    )
+    found, floors = run_all(wanted, why)
+    quiet = load < QUIET_LOAD
     lowest = {shape: statistics.median(seconds) for shape, seconds in floors.items()}
-    print(f"median of {arguments.runs}, seconds from the fault, until the last rank is through:")
-    print(table(medians, lowest))
+    noise = "" if quiet else f"; NOT a quiet machine (load {load:.1f} at the start)"
+    print(f"medians, seconds from the fault until the last rank is through{noise}:")
+    print(table(found, why, lowest))
     if arguments.json is not None:
-        figures = as_json(arguments.runs, found, floors)
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
-    return 0
-
-
-def as_json(runs: int, found: dict[Row, list[Parts]], floors: dict[Shape, list[float]]) -> dict[str, object]:
-    """All figures, in seconds, with what they were taken on."""
-    rows = [
-        {
-            "launcher": launcher,
-            "fault": fault,
-            "nodes": shape.nodes,
-            "ranks": shape.ranks,
-            "median": median_of(recoveries)._asdict(),
-            "runs": [parts._asdict() for parts in recoveries],
-        }
-        for (launcher, fault, shape), recoveries in found.items()
-    ]
-    lowest = [
-        {"nodes": shape.nodes, "ranks": shape.ranks, "median": statistics.median(seconds), "runs": seconds}
-        for shape, seconds in floors.items()
-    ]
-    load = os.getloadavg()[0]
-    machine = {
-        "cpus": os.cpu_count(),
-        "load": load,
-        "python": platform.python_version(),
-        "torch": version("torch"),
-    }
-    return {"machine": machine, "runs": runs, "rows": rows, "floors": lowest}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(as_json(found, why, floors, quiet), indent=2) + "\n")
+    return int(
+        any(LAUNCHERS[row.launcher].ours and "did not recover" in reason for row, reason in why.items())
+    )
 
 
 if __name__ == "__main__":
