@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
+from aegis_elastic.bus import names
 from aegis_elastic.control.roll import Roll
 from aegis_elastic.core.attribution import Evidence, Verdict, attribute
 from aegis_elastic.core.events import Error, Event, Independent, Lost, Started
 from aegis_elastic.core.machine import step
-from aegis_elastic.core.messages import Message
-from aegis_elastic.core.model import RECOVERING, Mode, Phase, Status
+from aegis_elastic.core.messages import BadMessage, Message
+from aegis_elastic.core.model import RECOVERING, JobSpec, Mode, Phase, Status
 
 
 class Arrivals:
@@ -65,6 +66,19 @@ class Arrivals:
         errors.sort(key=lambda error: error.worker != verdict.root)
         self._roll.evidence.clear()
         return errors
+
+
+def check_speaker(spec: JobSpec, subject: str, message: Message) -> None:
+    """The bus lets a worker publish on its own subject only; what it says there is of itself, too.
+
+    BadMessage if it isn't.
+    """
+    try:
+        rightful = names.report(spec.namespace, spec.job_name, message.pod_name)
+    except ValueError as error:
+        raise BadMessage(f"cannot read a message: {error}") from error
+    if subject != rightful:
+        raise BadMessage(f"cannot read a message: {message.pod_name!r} has another subject")
 
 
 def _is_seated(status: Status, message: Message) -> bool:

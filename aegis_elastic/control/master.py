@@ -21,7 +21,8 @@ import msgspec
 from aegis_elastic.bus import names
 from aegis_elastic.bus.contact import Hello, Welcome
 from aegis_elastic.bus.subscription import Message as BusMessage
-from aegis_elastic.control.arrivals import Arrivals
+from aegis_elastic.control.arrivals import Arrivals, check_speaker
+from aegis_elastic.control.asked import Asked
 from aegis_elastic.control.clock import SteadyClock
 from aegis_elastic.control.config import write_private
 from aegis_elastic.control.desks import Decided, Desks
@@ -59,7 +60,7 @@ from aegis_elastic.core.liveness import AWAY, Patience
 from aegis_elastic.core.machine import Transition, step
 from aegis_elastic.core.messages import BadMessage, Message, ReportData
 from aegis_elastic.core.model import TERMINAL, Phase, Status
-from aegis_elastic.core.view import status_view
+from aegis_elastic.core.view import beside_training, status_view
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class Master:
         self._roll = Roll(patience)
         self._arrivals = Arrivals(self._roll, attribution_s)
         self.desks = Desks()
+        self.desks.clerks |= Asked(self.feed, lambda: self._status).clerks
         self._clock = SteadyClock()
         self._events: list[Event] = []
         self._answers: dict[str, asyncio.Future[str]] = {}
@@ -212,6 +214,7 @@ class Master:
             "unreachable": sorted(self._roll.unreachable),
             "spares": [spare.name for spare in self._status.spares],
             "brokenDesks": self.desks.broken,
+            **beside_training(self._status),
         }
         return status_view(self._status, plane)
 
@@ -219,7 +222,7 @@ class Master:
         """A worker's report came over the bus."""
         try:
             message = messages.decode(arrived.data)
-            self._check_speaker(arrived.subject, message)
+            check_speaker(self._status.spec, arrived.subject, message)
         except BadMessage as error:
             self._roll.note_malformed(arrived.subject, error)
             return
@@ -245,16 +248,6 @@ class Master:
         if len(self._roll.evidence) > waiting or self.desks.due_s() <= mono:
             self._wake.set()
 
-    def _check_speaker(self, subject: str, message: Message) -> None:
-        """The bus lets a worker publish on its own subject only; what it says there is of itself, too."""
-        spec = self._status.spec
-        try:
-            rightful = names.report(spec.namespace, spec.job_name, message.pod_name)
-        except ValueError as error:
-            raise BadMessage(f"cannot read a message: {error}") from error
-        if subject != rightful:
-            raise BadMessage(f"cannot read a message: {message.pod_name!r} has another subject")
-
     def on_opened(self, uid: str, connection: int) -> None:
         """The bus says that an agent has connected."""
         if self._roll.knows(uid):
@@ -277,8 +270,11 @@ class Master:
         self._wake.set()
 
     def _recall(self, message: Message) -> None:
+        pod = self._status.pod(message.pod_name)
         if self._status.phase in TERMINAL:
             word: words.Word = words.Dismissal(message.uid, f"the job has ended: {self._status.phase.value}")
+        elif pod is not None and pod.renew and (pod.gone, pod.uid) == (True, message.uid):
+            word = words.Renew(message.uid, pod.renew)  # It was told, but the bus may lose anything.
         else:
             word = words.Recall(message.uid, "the master doesn't know this agent")
         self._later(self._performer.say(message.pod_name, word))

@@ -135,8 +135,18 @@ def build(lines: Iterable[Line], final: Status) -> Report:
         reschedules=final.reschedules,
         summary=(
             f"at most {spec.max_retry} restarts, {used} used; {final.reschedules} reschedules for hardware"
+            + _evicted(final)
         ),
     )
+
+
+def _evicted(final: Status) -> str:
+    """How often a node left although nothing of it was broken; "" for never."""
+    if not final.evictions:
+        return ""
+    kinds = {"slow": "slowness", "hang": "hangs"}
+    why = " and ".join(why for kind, why in kinds.items() if any(n.kind == kind for n in final.error_nodes))
+    return f", {final.evictions} for {why or 'slowness'}"
 
 
 @dataclass

@@ -56,3 +56,17 @@ def status_view(status: Status, plane: dict[str, Any]) -> dict[str, Any]:
         "errorNodes": [msgspec.to_builtins(node) for node in status.error_nodes],
         "plane": plane,
     }
+
+
+def beside_training(status: Status) -> dict[str, Any]:
+    """What is known beside training itself, where there is something; part of `plane` in the view."""
+    known = {
+        "marks": [msgspec.to_builtins(mark) for mark in status.marks],
+        "held": status.held,
+        "evictions": status.evictions,
+    }
+    steps = {"highestStep": status.highest_step, "savedStep": status.saved_step}
+    return {
+        **{name: value for name, value in known.items() if value},
+        **{name: step for name, step in steps.items() if step >= 0},
+    }

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from aegis_elastic.core.events import Dismiss, Lost, RecordErrorNode
+from aegis_elastic.core.events import Dismiss, Lost, Page, RecordErrorNode, Renew
 from aegis_elastic.core.journal import Line, Walked
 from aegis_elastic.core.model import Phase
 from aegis_elastic.launch.plain import clean, clock, fold, plural, ranges
@@ -54,10 +54,19 @@ def render_status(view: Mapping[str, Any], last: Line | None = None) -> Renderab
         parts.append(Text(f"not to be used: {where} ({node.get('kind')}: {why})", style="red"))
     if len(nodes) > _NODES_MAX:
         parts.append(Text(f"... and {len(nodes) - _NODES_MAX} more nodes not to be used", style="red"))
-    plane = view.get("plane") or {}
+    plane = dict(view.get("plane") or {})
+    parts += [_mark(mark) for mark in plane.pop("marks", ())[:_NODES_MAX]]
+    if held := plane.pop("held", ""):
+        parts.append(Text(f"recovery waits: {clean(held)}", style="yellow"))
     if plane:
         parts.append(Text("plane: " + ", ".join(f"{clean(k)} {clean(v)}" for k, v in plane.items()), "dim"))
     return Group(*parts)
+
+
+def _mark(mark: Mapping[str, Any]) -> Text:
+    where, verdict, why = clean(mark.get("nodeName")), clean(mark.get("verdict")), clean(mark.get("reason"))
+    allowed = ", leaves at the next checkpoint" if mark.get("evict") else ""
+    return Text(f"marked: {where} is {verdict} ({why}){allowed}", style="yellow")
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -117,4 +126,8 @@ def _effect(effect: object) -> str:
         return f"node {clean(effect.node_name)} recorded as {effect.kind}"
     if isinstance(effect, Dismiss):
         return f"{clean(effect.worker)} told to leave"
+    if isinstance(effect, Renew):
+        return f"{clean(effect.worker)} told to execute itself again"
+    if isinstance(effect, Page):
+        return f"a human is called: {clean(effect.key)}"
     return ""
