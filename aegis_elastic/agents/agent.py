@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aegis_elastic.agents import alone
+from aegis_elastic.agents import alone, requests
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.body import Outcome
 from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.independence import CLOSE_S, PLANE_RETURN_S, IndependentBody
 from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused
 from aegis_elastic.agents.news import AtEnd, Met, NextStore, PeersEnded
+from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.agents.told import told, told_all
 from aegis_elastic.core.attribution import clues_of
@@ -105,6 +106,8 @@ class AegisElasticAgent(IndependentBody):
             self._heed()
             if order.action is Action.BOOTCHECK:
                 self._stop_then(self._check)
+            elif requests.suspects_hang(order):
+                self._look_first(order)
             else:
                 self._end_by_plane(self._check if order.action is Action.TROUBLESHOOT else self._finish)
                 self._check_meanwhile(order)
@@ -149,17 +152,43 @@ class AegisElasticAgent(IndependentBody):
         """The plane ends the incarnation: stop at once, unless the agents have ended it by themselves
         already.
         """
-        ranks, peers = self._ranks, self._peers
+        ranks = self._ranks
         self._stop_then(then)
+        self._claim_end(ranks)
+
+    def _claim_end(self, ranks: RankGroup | None) -> bool:
+        """Write down that the plane ends the incarnation of these ranks. False if the agents have ended it
+        by themselves before: then we go with them.
+        """
+        peers = self._peers
         if ranks is None or peers is None or ranks.incarnation != (self._order or _NONE).incarnation:
-            return
+            return True
         try:
             how = peers.claim(ENDED_BY_PLANE)
         except StoreGone as error:
             logger.info("the plane ended incarnation %d, and its store is gone: %s", ranks.incarnation, error)
-            return
+            return True
         if how != ENDED_BY_PLANE:
             self._go_alone(alone.decode(how))
+        return how == ENDED_BY_PLANE
+
+    def _look_first(self, order: Order) -> None:
+        """A hang is suspected: where the ranks stand is seen only as long as they live."""
+        ranks = self._ranks
+        # Under the stock torchrun their pids are not ours to know.
+        pids = {rank: pid for rank, pid in ranks.pids.items() if pid} if ranks is not None else {}
+
+        def stop() -> None:
+            self._stop_then(self._check)
+            self._check_meanwhile(order)
+
+        if ranks is None or ranks.stopping or not pids:
+            self._end_by_plane(self._check)
+            self._check_meanwhile(order)
+        elif self._claim_end(ranks):
+            self._watchers.ended()
+            self._checks.forget()
+            self._checks.look(order, pids, stop)
 
     def _close(self, order: Order) -> None:
         code = 0 if order.outcome == "Succeed" else 1
@@ -176,7 +205,7 @@ class AegisElasticAgent(IndependentBody):
     def _on_exited(self) -> None:
         ranks = self._ranks
         assert ranks is not None
-        if ranks.stopping or self._said[0] is MessageType.ERROR:
+        if ranks.stopping or self._checks.looking or self._said[0] is MessageType.ERROR:
             return
         if ranks.failed:
             detect_s = time.monotonic() - ranks.first_failure_s

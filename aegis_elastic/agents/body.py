@@ -40,6 +40,7 @@ from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, PlaneLink
 from aegis_elastic.agents.news import NextStore, PeersEnded
 from aegis_elastic.agents.ranks import RankGroup
+from aegis_elastic.agents.requests import CheckSettings
 from aegis_elastic.agents.spares import SETTLE_S, Spares
 from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
 from aegis_elastic.agents.torch_seam import SeamAgent
@@ -65,7 +66,7 @@ class Settings:
     fault_grace_s: float = 1.0
     shutdown_timeout_s: float = 30.0
     signals: frozenset[int] = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-    check_paths: dict[str, str] = field(default_factory=dict)
+    checks: CheckSettings = field(default_factory=CheckSettings)
     isolate_exit_code: int = 1
     warm_spares: str = "auto"
     watchers: tuple[MakeWatcher, ...] = ()
@@ -133,9 +134,7 @@ class NodeBody(SeamAgent):
         self._ranks: RankGroup | None = None
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
-        self._checks = Checking(
-            identity, settings.check_paths, self._selector, narrate, self._conclude_checks
-        )
+        self._checks = Checking(identity, settings.checks, self._selector, narrate, self._conclude_checks)
         self._watchers = Watchers(settings.watchers, lambda: inbox.put("look"))
         self._ledger = Ledger()
         self._generation = 0
@@ -272,6 +271,7 @@ class NodeBody(SeamAgent):
         self._then = then
         if not self._ranks.stopping:
             self._watchers.ended()
+            self._checks.exits = self._ranks.exits
             self._ranks.stopping = True
             self._stop_began_s = time.monotonic()
             if grace_s is None:
@@ -317,8 +317,8 @@ class NodeBody(SeamAgent):
     def _begin_checks(self) -> None:
         order = self._order
         seat = self._seat(order) if order is not None else None
-        self._checks.took_s = 0.0
         if order is None or seat is None or not order.checks:
+            self._checks.took_s = 0.0
             self._checks.found = (), ()
             return
         if order.store and seat.group_rank == 0 and requests.needs_store(order):
@@ -361,7 +361,8 @@ class NodeBody(SeamAgent):
     def _watch(self, order: Order, seat: Seat, ranks: RankGroup) -> None:
         pids = {rank: pid for rank, pid in ranks.pids.items() if pid}
         if pids:  # under the stock torchrun the ranks are not ours to look at
-            self._watchers.started(Watched(order.incarnation, seat, pids, ranks.logs, Path.cwd()))
+            world = _world_size(order)
+            self._watchers.started(Watched(order.incarnation, seat, pids, ranks.logs, Path.cwd(), world))
 
     def _environment_of_rank(self, env: Mapping[str, str]) -> dict[str, str]:
         return prepare_env({**env, **self._watchers.environment()})

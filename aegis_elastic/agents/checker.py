@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -37,6 +37,15 @@ def end_checks(process: subprocess.Popen[bytes]) -> None:
     """End a process of `start_checks` that wasn't asked."""
     process.kill()
     process.communicate()
+
+
+def findings_of(results: Iterable[CheckResult]) -> tuple[Finding, ...]:
+    """What did not pass, as the machine wants it."""
+    return tuple(
+        Finding(result.check_type, result.finding or f"{result.check_type}.failed", result.scope)
+        for result in results
+        if not result.passed
+    )
 
 
 class Checker:
@@ -79,14 +88,6 @@ class Checker:
             self.results.append(msgspec.json.decode(line, type=CheckResult))
         if self._alone and len(self.results) == len(self._wanted):
             self.cancel()  # its own end takes longer than most checks
-
-    def findings(self) -> tuple[Finding, ...]:
-        """What did not pass, as the machine wants it."""
-        return tuple(
-            Finding(result.check_type, result.finding or f"{result.check_type}.failed", result.scope)
-            for result in self.results
-            if not result.passed
-        )
 
     def cancel(self) -> None:
         """End it; its own children end with it."""

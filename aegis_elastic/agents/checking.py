@@ -8,10 +8,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from aegis_elastic.agents import requests
-from aegis_elastic.agents.checker import Checker, end_checks, start_checks
+from aegis_elastic.agents.checker import Checker, end_checks, findings_of, start_checks
 from aegis_elastic.agents.link import Identity
-from aegis_elastic.checks.request import Scalar
+from aegis_elastic.agents.requests import CheckSettings
+from aegis_elastic.checks.request import CheckRequest, RankExit, Scalar
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.core.orders import Order
@@ -27,14 +30,14 @@ class Checking:
     def __init__(
         self,
         me: Identity,
-        paths: Mapping[str, str],
+        settings: CheckSettings,
         selector: selectors.BaseSelector,
         narrate: Callable[[str], None],
         concluded: Callable[[], None],
     ) -> None:
-        """`paths`: kind -> directory, for the storage check. `concluded` is called when a run is complete."""
+        """`concluded` is called when a run is complete."""
         self._me = me
-        self._paths = paths
+        self._settings = settings
         self._selector = selector
         self._narrate = narrate
         self._concluded = concluded
@@ -42,6 +45,11 @@ class Checking:
         self._ready: subprocess.Popen[bytes] | None = None
         self._gpus = requests.count_gpus()
         self._baseline: dict[str, Scalar] = {}
+        # How ranks of this node ended by themselves, for the checks that follow.
+        self.exits: Mapping[int, RankExit] = {}
+        # What is to be done when the ranks have been looked at, and what the look for which order gave.
+        self._then: Callable[[], None] | None = None
+        self._looked: tuple[int, list[CheckResult]] = (0, [])
         # What the last complete run found, until somebody has taken it.
         self.found: Found | None = None
         self.took_s = 0.0
@@ -60,9 +68,29 @@ class Checking:
             if self._ready is None:
                 self._ready = start_checks(without_secrets(os.environ))
 
+    @property
+    def looking(self) -> bool:
+        """Whether ranks are being looked at, which are to be stopped afterwards."""
+        return self._then is not None
+
+    def look(self, order: Order, pids: Mapping[int, int], then: Callable[[], None]) -> None:
+        """See where these live ranks (global rank -> pid) stand, and go on with `then`."""
+        self._looked, self._then, self.took_s = (order.seq_num, []), then, 0.0
+        self._ask(requests.look_request(self._me, self._settings, pids))
+
     def begin(self, order: Order, seat: Seat) -> None:
-        """Run what the order asks of this seat."""
-        request = requests.check_request(order, seat, self._me, self._paths, self._gpus, self._baseline)
+        """Run what the order asks of this seat, but for what has been seen already."""
+        if self._looked[0] != order.seq_num:
+            self._looked, self.took_s = (order.seq_num, []), 0.0
+        seen = {result.check_type for result in self._looked[1]}
+        left = msgspec.structs.replace(order, checks=tuple(c for c in order.checks if c not in seen))
+        self._ask(
+            requests.check_request(
+                left, seat, self._me, self._settings, self._gpus, self._baseline, self.exits
+            )
+        )
+
+    def _ask(self, request: CheckRequest) -> None:
         self.due_s = None
         process, self._ready = self._ready, None
         if process is None or process.poll() is not None:
@@ -79,18 +107,25 @@ class Checking:
         if checker.done:
             self._selector.unregister(checker_fd)
             self._checker = None
-            self.took_s = time.monotonic() - checker.started_s
-            for result in checker.results:
+            self.took_s += time.monotonic() - checker.started_s
+            then, self._then = self._then, None
+            if then is not None:
+                self._looked[1].extend(checker.results)
+                then()
+                return
+            results = [*self._looked[1], *checker.results]
+            self._looked = (0, [])
+            for result in results:
                 if not result.passed:
                     self._narrate(f"check {result.check_type}: {result.result}")
                 elif result.check_type in ("gpu", "rdma"):
                     self._baseline |= result.details
-            self.found = checker.findings(), tuple(checker.results)
+            self.found = findings_of(results), tuple(results)
             self._concluded()
 
     def forget(self) -> None:
         """End what runs; what was found counts no more."""
-        self.found = None
+        self.found, self._then = None, None
         if self._checker is not None:
             self._selector.unregister(self._checker)
             self._checker.cancel()

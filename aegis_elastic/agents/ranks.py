@@ -14,6 +14,7 @@ from aegis_elastic.agents.guard_client import Exited, GuardClient, Stopped
 from aegis_elastic.agents.spares import Spares
 from aegis_elastic.agents.stores import split
 from aegis_elastic.agents.torch_seam import SeamAgent, failure_of
+from aegis_elastic.checks.request import RankExit
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.ranks import Seat
@@ -118,6 +119,17 @@ class RankGroup:
             self.stopped = True
             self.unkillable = event.unkillable
             self._running.clear()
+
+    @property
+    def exits(self) -> dict[int, RankExit]:
+        """Global rank -> how it ended, of those that ended badly by themselves."""
+        return {
+            self.seat.rank_offset + local: RankExit(
+                exited.exit_code, _signal_name(exited.signal), pid=exited.pid
+            )
+            for local, exited in self._exits.items()
+            if _is_failure(exited)
+        }
 
     def failures(self) -> tuple[Failure, ...]:
         """Every bad end so far, in the order of time: what died after our stop order is marked so."""

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.stores import split
-from aegis_elastic.checks.request import CheckRequest, Scalar, World
+from aegis_elastic.checks.budgets import DEFAULT_BUDGETS_S
+from aegis_elastic.checks.request import CheckRequest, RankExit, Scalar, World
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.ranks import Seat
 from aegis_elastic.core.recovery import COLLECTIVE_CHECKS
 
 _MEETING_CHECKS = frozenset({"health", *COLLECTIVE_CHECKS})
 _DEVICE = re.compile(r"nvidia\d+")
+# Clues for which the ranks are looked at before they are stopped: who waits for whom is seen only then.
+_OF_A_HANG = frozenset({"hang", "collective_timeout"})
+# Everybody waits for this look, and stacks are read in a moment or not at all.
+LOOK_S_MAX = 10.0
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What the user may set of the checks: directories by kind, seconds by check, how many GPUs there
+    should be (None: as many as there are)."""
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+    budgets_s: Mapping[str, float] = field(default_factory=dict)
+    gpus: int | None = None
 
 
 def count_gpus() -> int:
@@ -29,41 +45,71 @@ def needs_store(order: Order) -> bool:
     return not _MEETING_CHECKS.isdisjoint(order.checks)
 
 
+def suspects_hang(order: Order) -> bool:
+    """Whether the ranks are to be looked at before they stop."""
+    return "hang" in order.checks and not _OF_A_HANG.isdisjoint(order.clues)
+
+
+def look_request(me: Identity, settings: CheckSettings, pids: Mapping[int, int]) -> CheckRequest:
+    """The request for a look at ranks that still live (global rank -> pid)."""
+    seconds = min(settings.budgets_s.get("hang", DEFAULT_BUDGETS_S["hang"]), LOOK_S_MAX)
+    return CheckRequest(
+        checks=("hang",),
+        worker=me.worker,
+        node=me.node_name,
+        rank_pids=dict(pids),
+        budgets_s={"hang": seconds},
+    )
+
+
 def check_request(
     order: Order,
     seat: Seat,
     me: Identity,
-    paths: Mapping[str, str],
+    settings: CheckSettings,
     gpus: int,
     baseline: Mapping[str, Scalar],
+    exits: Mapping[int, RankExit],
 ) -> CheckRequest:
     """The request for the checks of this order. Checks that need a store and have none are left out.
 
-    `baseline`: what the counters of this node's devices were when last nothing was wrong with them.
+    `gpus`: how many this node shows. `baseline`: what the counters of its devices were when last nothing was
+    wrong with them. `exits`: its ranks that ended by themselves.
     """
     world = None
     checks = order.checks
     if needs_store(order) and order.store:
-        host, port = split(order.store)
-        world = World(
-            group_rank=seat.group_rank,
-            group_world_size=len(order.seats),
-            rank_offset=seat.rank_offset,
-            world_size=sum(other.nproc for other in order.seats),
-            local_world_size=seat.nproc,
-            master_addr=host,
-            master_port=port,
-            device="cuda" if gpus else "cpu",
-            tag=str(order.seq_num),
-        )
+        world = world_of(order, seat, order.store, gpus)
     elif needs_store(order):
         checks = tuple(check for check in checks if check not in _MEETING_CHECKS)
+    expected = settings.gpus
+    if expected is None and gpus:
+        expected = max(gpus, seat.nproc)
     return CheckRequest(
         checks=checks,
         worker=me.worker,
         node=me.node_name,
-        paths={"shm": "/dev/shm", **paths},
-        expected_gpus=max(gpus, seat.nproc) if gpus else None,
+        paths={"shm": "/dev/shm", **settings.paths},
+        expected_gpus=expected,
         world=world,
         baseline=dict(baseline),
+        budgets_s=dict(settings.budgets_s),
+        peer_medians=order.peers,
+        exits=dict(exits),
+    )
+
+
+def world_of(order: Order, seat: Seat, store: str, gpus: int, tag: str = "") -> World:
+    """Where this seat's checks meet the others' in the store at `store`."""
+    host, port = split(store)
+    return World(
+        group_rank=seat.group_rank,
+        group_world_size=len(order.seats),
+        rank_offset=seat.rank_offset,
+        world_size=sum(other.nproc for other in order.seats),
+        local_world_size=seat.nproc,
+        master_addr=host,
+        master_port=port,
+        device="cuda" if gpus else "cpu",
+        tag=tag or str(order.seq_num),
     )

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from aegis_elastic.checks import kernel_log
 from aegis_elastic.checks.frame import Note, Outcome, Scalar, die_with_parent, failed, passed
 from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.core import stacks as places
@@ -46,12 +47,15 @@ class _Thread(msgspec.Struct):
 def check(request: CheckRequest, note: Note) -> Outcome:
     """Say for every rank whether it ended, is frozen, or where it is.
 
-    Details: "rank3" in words, "rank3_stack" for `core.stacks` to compare across nodes, and "odd_ranks" and
-    "desync" if ranks of this node stand apart from most others here.
+    Details: "rank3" in words, "rank3_kernel" with what the kernel's log says of one that was killed,
+    "rank3_stack" for `core.stacks` to compare across nodes, and "odd_ranks" and "desync" if ranks of this
+    node stand apart from most others here.
     """
     details: dict[str, Scalar] = {
         f"rank{rank}": f"ended: {how.describe()}" for rank, how in request.exits.items()
     }
+    note("reading what the kernel says of those that ended")
+    details |= _kernel(request)
     note("reading process states")
     states = _states(request.rank_pids)
     frozen: dict[int, str] = {}
@@ -74,6 +78,18 @@ def check(request: CheckRequest, note: Note) -> Outcome:
     return _conclude(alive, frozen, places.compare(known), details)
 
 
+def _kernel(request: CheckRequest) -> dict[str, Scalar]:
+    """What the kernel says of ranks that died of a signal: why it killed them, or of what fault they died."""
+    pids = {how.pid: rank for rank, how in request.exits.items() if how.pid and how.signal}
+    if not pids:
+        return {}
+    try:
+        said = kernel_log.about(request.kernel_log, pids)
+    except OSError:
+        return {}  # a container may not read it; then it says nothing
+    return {f"rank{pids[pid]}_kernel": text for pid, text in said.items()}
+
+
 def _conclude(
     alive: Mapping[int, int],
     frozen: Mapping[int, str],
@@ -85,8 +101,13 @@ def _conclude(
         details["odd_ranks"] = ", ".join(str(rank) for rank in compared.odd)
         details["desync"] = compared.desync
         odd = f"; odd one out: {odd}"
+    said = "".join(
+        f"; {key.removesuffix('_kernel')}: the kernel says: {text}"
+        for key, text in details.items()
+        if key.endswith("_kernel")
+    )
     if not alive:
-        return passed("hang: no live rank on this node to look at", details)
+        return passed(f"hang: no live rank on this node to look at{said}", details)
     if frozen:
         text = "; ".join(f"rank {rank} {details[f'rank{rank}']}" for rank in frozen)
         return failed("hang.frozen", "node", f"hang: {text}{odd}", details)

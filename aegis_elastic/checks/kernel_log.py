@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +28,15 @@ _FALLEN = re.compile(r"GPU (?:at )?(?:PCI:)?(?P<bus>[0-9a-fA-F:.]+).*fallen off 
 _SWITCH = re.compile(r"SXid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
 _RECOVERED = re.compile(r"recovery action changed from .* to 0x0\b")
 _DRIVERS = (b"NVRM", b"SXid")  # of all records only these are looked at: a log holds tens of thousands
+# How the kernel speaks of a process that it has killed, or that has died of a fault.
+_OF_PROCESSES = (
+    b"Killed process",
+    b"oom-kill",
+    b"segfault",
+    b"general protection",
+    b"traps:",
+    b"Memory failure",
+)
 _DRIVER_LOADS = "NVRM: loading NVIDIA"
 
 
@@ -52,6 +61,27 @@ class Record(NamedTuple):
 def read(path: str) -> Iterator[Record]:
     """All records there are now of NVIDIA's drivers. Raises OSError where the log can't be read (a container
     may not)."""
+    return map(_record, _lines(path, _is_drivers))
+
+
+def about(path: str, pids: Collection[int]) -> dict[int, str]:
+    """Pid -> the last thing that the log says of that process: killed for want of memory, a fault in a
+    library. Raises OSError as `read`.
+    """
+    marks = {pid: re.compile(rb"(?<!\d)%d(?!\d)" % pid) for pid in pids}
+
+    def is_theirs(line: bytes) -> bool:
+        return any(word in line for word in _OF_PROCESSES) and any(m.search(line) for m in marks.values())
+
+    found: dict[int, str] = {}
+    for line in _lines(path, is_theirs):
+        for pid, mark in marks.items():
+            if mark.search(line.partition(b";")[2] or line):
+                found[pid] = _record(line).text
+    return found
+
+
+def _lines(path: str, wanted: Callable[[bytes], bool]) -> Iterator[bytes]:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         # A character device gives one record a read; a file (a saved log) any number of lines.
@@ -68,9 +98,9 @@ def read(path: str) -> Iterator[Record]:
             if not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
-            yield from map(_record, filter(_is_drivers, lines))
-        if _is_drivers(rest):
-            yield _record(rest)
+            yield from filter(wanted, lines)
+        if wanted(rest):
+            yield rest
     finally:
         os.close(fd)
 

@@ -39,11 +39,12 @@ class World(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RankExit(msgspec.Struct, frozen=True, rename="camel"):
-    """How a training process ended, as far as the agent knows."""
+    """How a training process ended, as far as the agent knows. `pid` is what it had (0: unknown)."""
 
     exit_code: int | None = None
     signal: str | None = None
     exception: str | None = None
+    pid: int = 0
 
     def describe(self) -> str:
         """ "exit code 1 (ValueError: ...)" or "SIGKILL", for a person."""

@@ -17,6 +17,21 @@ ADMIN_FILE = "admin.json"
 LOG_FILE = "plane.log"
 
 
+class NodesConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """What a plane does about nodes beyond its job: `state_dir` or `store` ("etcd://...") hold their records.
+
+    `taint_s`: how long a taint of ours lasts, 0 until it is lifted. `isolation`: the driver's name, see
+    `control.isolation.drivers`; `isolation_max`: how many nodes may be isolated at once.
+    """
+
+    state_dir: str = ""
+    store: str = ""
+    taint_s: float = 86400.0
+    isolation: str = "none"
+    isolation_max: int = 4
+    isolation_dry_run: bool = False
+
+
 class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     """One embedded plane. `directory` (0700) holds keys, certificate, store and sockets over its lives.
 
@@ -41,6 +56,8 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     silent_s: float = 30.0
     attribution_s: float = 1.0
     hosts: tuple[str, ...] = ()
+    fail_fast: bool = False
+    nodes: NodesConfig = NodesConfig()
 
     @property
     def path(self) -> Path:

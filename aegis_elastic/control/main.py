@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,10 +27,14 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message
 from aegis_elastic.control import config as plane_config
+from aegis_elastic.control import node_desk
+from aegis_elastic.control.boundaries import BoundaryDesk
 from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
 from aegis_elastic.control.doors import AddressTaken, Doors
+from aegis_elastic.control.inquests import InquestDesk
 from aegis_elastic.control.keeper import Fenced, Keeper
 from aegis_elastic.control.master import Master
+from aegis_elastic.control.monitoring import Monitoring
 from aegis_elastic.control.performer import Journal, Performer, set_aside
 from aegis_elastic.core.liveness import Patience
 from aegis_elastic.store.contract import StoreUnavailable
@@ -73,6 +78,8 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
     doors: Doors | None = None
     try:
         master, run_dir = await _make_master(config, keys, bus, nats_port)
+        monitoring = Monitoring(master.feed, master.status)
+        master.desks.add(monitoring)
 
         def on_connect(arrived: Message) -> None:
             come = advisories.parse_connect(arrived.data)
@@ -88,7 +95,8 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
         await system.subscribe(advisories.DISCONNECTS, on_disconnect)
         await bus.subscribe(names.report_wildcard(spec.namespace, spec.job_name), master.on_report)
         token = secrets.token_hex(16)
-        doors = Doors(certificate, config.secret.encode() or None, token, master.greet, master.admin)
+        secret = config.secret.encode() or None
+        doors = Doors(certificate, secret, token, master.greet, master.admin, monitoring.take, keys)
         port = doors.open(config.host, config.port)
         admin = {"endpoint": f"{config.host}:{port}", "certPem": certificate.pem, "token": token}
         write_private(run_dir / ADMIN_FILE, msgspec.json.encode(admin))
@@ -106,12 +114,21 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
         await asyncio.gather(bus.close(), system.close())
 
 
+async def _lead_until_told(config: PlaneConfig, nats_port: int) -> None:
+    """Lead until SIGTERM: desks may have something under way that is worth a moment."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await _lead(config, nats_port)
+
+
 async def _make_master(
     config: PlaneConfig, keys: PlaneKeys, bus: BusConnection, nats_port: int
 ) -> tuple[Master, Path]:
     """The master with the status that it goes on from, and the run directory of this generation."""
     asked = config.spec
-    keeper = Keeper(await JetStreamStore.open(bus, bucket_name("aegis", asked.namespace, asked.job_name)))
+    store = await JetStreamStore.open(bus, bucket_name("aegis", asked.namespace, asked.job_name))
+    keeper = Keeper(store)
     begun_at = time.time()
     begun = await keeper.open(asked, begun_at, resume=config.resume, leads=config.leads)
     spec = begun.status.spec
@@ -124,10 +141,11 @@ async def _make_master(
         jwt = credentials.worker_jwt(keys, public_key, expires_s=config.jwt_life_s, **place)
         return jwt, time.time() + config.jwt_life_s
 
+    book = Journal(run_dir)
     master = Master(
         keeper,
         Performer(bus, spec.namespace, spec.job_name),
-        Journal(run_dir),
+        book,
         begun,
         begun_at,
         run_dir=run_dir,
@@ -139,6 +157,10 @@ async def _make_master(
         plane={"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)},
         tell=tell,
     )
+    master.desks.add(BoundaryDesk(master.feed))
+    master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
+    fresh = begun.name == "create"
+    node_desk.sit_down(master.desks, master.feed, spec, config.nodes, store, fresh=fresh)
     return master, run_dir
 
 
@@ -157,7 +179,9 @@ def main() -> int:
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = plane_config.load(directory / plane_config.CONFIG_FILE)
     try:
-        asyncio.run(_lead(config, int(order["natsPort"])))
+        asyncio.run(_lead_until_told(config, int(order["natsPort"])))
+    except asyncio.CancelledError:
+        return 0  # Our supervisor ends us with the job.
     except Fenced as error:
         tell({"failed": str(error), "final": True})
         return EXIT_FENCED

@@ -14,7 +14,7 @@ import msgspec
 
 from aegis_elastic.core import evidence, peers
 from aegis_elastic.core.clocks import Bounds
-from aegis_elastic.core.events import Act, Error, Finish, Independent, Join, Lost
+from aegis_elastic.core.events import Act, Error, Finish, Independent, Join, Lost, Renew
 from aegis_elastic.core.evidence import Case, Conclusion, Earlier, Witness
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.model import RECOVERING, CheckResult, Phase, Status
@@ -31,6 +31,7 @@ class _Open:
     root: str = ""
     verdict: str = ""
     step: int = -1
+    renewed: bool = False
     witnesses: dict[str, Witness] = field(default_factory=dict)
 
     def change(self, worker: str, status: Status, **changes: object) -> None:
@@ -60,8 +61,9 @@ class Inquest:
             self._losses(before, after)
         elif isinstance(event, Finish) and after is not before:
             self._finish(event, before)
-        if self._open is not None and self._open.root and not self._open.step >= after.highest_step:
-            self._open.step = after.highest_step
+        if self._open is not None and self._open.root:
+            self._open.step = max(self._open.step, after.highest_step)
+            self._open.renewed |= any(isinstance(effect, Renew) for effect in made.effects)
         return self._over(before, after)
 
     def users(self) -> str:
@@ -138,7 +140,12 @@ class Inquest:
         printed = evidence.print_of(failure) if failure is not None else None
         # Anything else in between makes it no repetition of what was before.
         self._earlier = Earlier(printed, opened.step) if printed is not None else None
-        return evidence.conclude(case)
+        concluded = evidence.conclude(case)
+        if opened.renewed and concluded.level < 2:
+            # The machine had its own reason: what was tried before hasn't helped.
+            reason = "; ".join(filter(None, [concluded.reason, "its agent was executed anew"]))
+            return msgspec.structs.replace(concluded, level=2, reason=reason)
+        return concluded
 
     def _case(self, opened: _Open) -> Case:
         return Case(

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aegis_elastic.checks.budgets import ALL
+from aegis_elastic.launch import checkpoint_flags, node_flags
+
 CHECK_PATH_KINDS = ("checkpoint", "data", "log", "shm")
 
 
@@ -65,8 +68,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the group "aegis" to a parser. What variables give arrives as `FromEnvironment`."""
     add = _Adder(parser)
     _add_protection(add)
+    _add_checks(add)
     _add_files(add)
     _add_plane(add)
+    node_flags.add_node_flags(add, _seconds, _whole)
+    checkpoint_flags.add_checkpoint_flags(add, Collect)
 
 
 def _add_protection(add: _Adder) -> None:
@@ -126,6 +132,15 @@ def _add_protection(add: _Adder) -> None:
         metavar="N",
     )
     add(
+        "propagate-exit-code",
+        "Exit with the code of the rank that failed first, instead of 1.",
+        False,
+        action="store_true",
+    )
+
+
+def _add_checks(add: _Adder) -> None:
+    add(
         "check-path",
         "A directory for the storage check, as KIND=DIR; KIND is one of checkpoint, data, log, shm "
         "(`data` is only read, the others are written to). Can be given several times.",
@@ -134,8 +149,25 @@ def _add_protection(add: _Adder) -> None:
         metavar="KIND=DIR",
     )
     add(
-        "propagate-exit-code",
-        "Exit with the code of the rank that failed first, instead of 1.",
+        "check-budget",
+        f"Seconds that a check may take, as CHECK=SECONDS; an overrun is its finding. CHECK is one of "
+        f"{', '.join(ALL)}. Can be given several times, also as io=30,gpu=66.",
+        type=_check_budgets,
+        action=Collect,
+        metavar="CHECK=SECONDS",
+    )
+    add(
+        "gpus-per-node",
+        "How many GPUs each node should have: a node on which the checks find fewer is isolated. The default "
+        "is what the node shows at the start, and at least one for each rank if it shows any.",
+        type=_whole(0),
+        metavar="N",
+    )
+    add(
+        "fail-fast",
+        "End the job at once when a failure is the user's own error: one that says so (a syntax error, a "
+        "missing module, a wrong type ...), or the same exception at the same place again without any "
+        "progress in between. Without this flag such failures are restarted like any other.",
         False,
         action="store_true",
     )
@@ -252,3 +284,15 @@ def _check_path(text: str) -> tuple[str, Path]:
         kinds = ", ".join(CHECK_PATH_KINDS)
         raise argparse.ArgumentTypeError(f"{text!r} is not KIND=DIR with KIND one of {kinds}")
     return kind, _path(directory)
+
+
+def _check_budgets(text: str) -> dict[str, float]:
+    budgets = {}
+    for part in text.split(","):
+        check, equals, seconds = part.partition("=")
+        if not equals or check not in ALL:
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is not CHECK=SECONDS with CHECK one of {', '.join(ALL)}"
+            )
+        budgets[check] = _seconds()(seconds)
+    return budgets

@@ -23,11 +23,13 @@ from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
 from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
+from aegis_elastic.agents.requests import CheckSettings
 from aegis_elastic.agents.torch_seam import JobIdentity, command_of, run_log_dir
 from aegis_elastic.bus.secret import SecretError, find_secret
 from aegis_elastic.control import hosts, places, worker_names
-from aegis_elastic.control.config import PlaneConfig
+from aegis_elastic.control.config import NodesConfig, PlaneConfig
 from aegis_elastic.control.errors import LaunchError, UsageError
+from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
 from aegis_elastic.launch import admin, screen, watching
@@ -156,9 +158,11 @@ class Launcher:
             logger.warning("aegisctl won't find this job by its name: %s", error)
         again = ", continued" if self._host.resumed else ""
         bound = "" if self._address.startswith("127.") else f"; the control plane listens on {self._address}"
+        kept = options.aegis.store or options.aegis.state_dir
+        taints = f"taints are kept in {kept}" if kept else "taints end with the job"
         narrate(
             f"job {options.job_name} (generation {self._host.generation}{again}): at most "
-            f"{options.max_restarts} restarts; run directory {self._host.run_dir}{bound}"
+            f"{options.max_restarts} restarts; run directory {self._host.run_dir}; {taints}{bound}"
         )
         return self._host.port, ""
 
@@ -190,6 +194,24 @@ class Launcher:
             linger_s=aegis.plane_linger_s,
             silent_s=aegis.lost_timeout_s,
             hosts=(self._address, socket.gethostname()),
+            fail_fast=aegis.fail_fast,
+            nodes=self._nodes_config(),
+        )
+
+    def _nodes_config(self) -> NodesConfig:
+        """What the plane is to do about nodes. UsageError if it can't isolate as it was told."""
+        aegis = self._options.aegis
+        try:
+            drivers.make(aegis.isolation)
+        except ValueError as error:
+            raise UsageError(f"cannot use --aegis-isolation: {error}") from None
+        return NodesConfig(
+            state_dir=str(aegis.state_dir or ""),
+            store=aegis.store or "",
+            taint_s=aegis.taint_s,
+            isolation=aegis.isolation,
+            isolation_max=aegis.isolation_max,
+            isolation_dry_run=aegis.isolation_dry_run,
         )
 
     def _hold_name(self) -> AbstractContextManager[str]:
@@ -253,7 +275,12 @@ class Launcher:
             shutdown_timeout_s=float(getattr(config, "shutdown_timeout", None) or 30),
             signals=signals,
             warm_spares=options.aegis.warm_spares,
-            check_paths={kind: str(path) for kind, path in options.aegis.check_paths.items()},
+            checks=CheckSettings(
+                {kind: str(path) for kind, path in options.aegis.check_paths.items()},
+                options.aegis.check_budgets,
+                options.aegis.gpus_per_node,
+            ),
+            isolate_exit_code=options.aegis.isolate_exit_code,
             watchers=watching.makers(options, link.identity),
         )
         assert config.logs_specs is not None

@@ -20,6 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from aegis_elastic.control.errors import UsageError
+from aegis_elastic.core.checkpoints.arguments import Place
 from aegis_elastic.launch import inputs, slurm
 from aegis_elastic.launch.parser import make_parser, resolve_environment
 
@@ -47,6 +48,8 @@ class AegisOptions:
     """Our own flags (`aegis-run -h` explains each); paths are absolute, seconds and counts in range.
 
     `fallback_port` None: the endpoint's port + 1. `check_paths`: kind to directory, for the storage check.
+    `check_budgets`: check to seconds, where they aren't the default. `gpus_per_node` None: what is there.
+    `ckpt_watch` None: where the script's arguments say.
     """
 
     bootcheck: str
@@ -68,6 +71,17 @@ class AegisOptions:
     log_level: str
     fallback_port: int | None
     check_paths: dict[str, Path]
+    check_budgets: dict[str, float]
+    gpus_per_node: int | None
+    fail_fast: bool
+    store: str | None
+    taint_s: float
+    probation_burn_s: float
+    isolate_exit_code: int
+    isolation: str
+    isolation_max: int
+    isolation_dry_run: bool
+    ckpt_watch: tuple[Place, ...] | None
 
 
 @dataclass(frozen=True)
@@ -233,14 +247,17 @@ def _aegis_options(
             "cannot use --aegis-check-path: the same kind was given twice; want one directory a kind"
         )
     host = socket.gethostname()
+    elsewhere = ("aegis_namespace", "aegis_check_path", "aegis_check_budget", "aegis_ckpt_watch")
     own = {
         name.removeprefix("aegis_"): value
         for name, value in vars(args).items()
-        if name.startswith("aegis_") and name not in ("aegis_namespace", "aegis_check_path")
+        if name.startswith("aegis_") and name not in elsewhere
     }
     own["worker_name"] = own["worker_name"] or (host if explicit_rank is None else f"{host}-{explicit_rank}")
     own["rejoin_timeout_s"] = own["rejoin_timeout_s"] or join_timeout_s
-    return AegisOptions(check_paths=check_paths, **own)
+    budgets = {check: seconds for part in args.aegis_check_budget or () for check, seconds in part.items()}
+    watched = tuple(args.aegis_ckpt_watch) if args.aegis_ckpt_watch else None
+    return AegisOptions(check_paths=check_paths, check_budgets=budgets, ckpt_watch=watched, **own)
 
 
 def _torch_config(args: argparse.Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:

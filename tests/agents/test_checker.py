@@ -6,7 +6,7 @@ import os
 import select
 from pathlib import Path
 
-from aegis_elastic.agents.checker import Checker, end_checks, start_checks
+from aegis_elastic.agents.checker import Checker, end_checks, findings_of, start_checks
 from aegis_elastic.checks.request import CheckRequest
 
 WAIT_S = 60.0
@@ -30,7 +30,7 @@ def test_checks_run_and_their_findings_are_what_did_not_pass(tmp_path: Path) -> 
         _run(checker)
         (result,) = checker.results
         assert (result.check_type, result.passed) == ("io", passes), result
-        assert [finding.check for finding in checker.findings()] == ([] if passes else ["io"])
+        assert [finding.check for finding in findings_of(checker.results)] == ([] if passes else ["io"])
 
 
 def test_checks_that_are_killed_blame_nobodys_hardware(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_checks_that_are_killed_blame_nobodys_hardware(tmp_path: Path) -> None:
     checker = Checker(_request(tmp_path, "io", "rdma"), process)
     _run(checker)
     assert [result.finding for result in checker.results] == ["io.crashed", "rdma.crashed"]
-    assert {finding.scope for finding in checker.findings()} == {"software"}
+    assert {finding.scope for finding in findings_of(checker.results)} == {"software"}
     assert "before this one" in checker.results[0].result
 
 
