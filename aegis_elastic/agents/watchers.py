@@ -26,7 +26,8 @@ class Watched:
     """The ranks of this node in one incarnation, all by global rank.
 
     `pids` are the processes that the guard started; `logs` the files that a rank's stdout and stderr go to
-    (none where it writes to the launcher's own streams); `workdir` is where they were started.
+    (none where it writes to the launcher's own streams); `workdir` is where they were started; `world_size`
+    counts the ranks of all nodes.
     """
 
     incarnation: int
@@ -34,6 +35,7 @@ class Watched:
     pids: Mapping[int, int]
     logs: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     workdir: Path = field(default_factory=Path.cwd)
+    world_size: int = 0
 
 
 class Watcher(Protocol):

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
+from aegis_elastic.agents.boundary import BoundaryWatcher
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.watchers import MakeWatcher
+from aegis_elastic.core.checkpoints.arguments import Place, places
+from aegis_elastic.launch.checkpoint_flags import NOWHERE
 from aegis_elastic.launch.options import Options
 
 
 def makers(options: Options, me: Identity) -> tuple[MakeWatcher, ...]:
     """What the agent makes its watchers of."""
-    return ()
+    watched = checkpoint_places(options)
+    return (lambda wake: BoundaryWatcher(wake, watched),)
+
+
+def checkpoint_places(options: Options) -> tuple[Place, ...]:
+    """The folders in which checkpoints are watched for: those that were named, or that the script's are."""
+    if options.aegis.ckpt_watch is not None:
+        return tuple(place for place in options.aegis.ckpt_watch if place != NOWHERE)
+    return places(options.cmd_args, os.getcwd())

@@ -1,0 +1,153 @@
+"""The desk of checkpoint boundaries: agents see a checkpoint complete, `step` hears of it once.
+
+It also says what a watcher of checkpoints alone can know: that one which an eviction waits for doesn't come,
+and that a training which ended with code 0 has done so because it couldn't read where it stood.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+
+from aegis_elastic.control.desks import Decided
+from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, Rhythm
+from aegis_elastic.core.events import Event, Noted, Saved
+from aegis_elastic.core.messages import COUNTER_MAX, TIME_MAX, Message, MessageType, ReportData
+from aegis_elastic.core.model import Phase, Status, Verdict
+
+logger = logging.getLogger(__name__)
+
+LATE = "checkpoint.late"
+FALSE_SUCCESS = "success.false"
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
+_Path = Annotated[str, msgspec.Meta(max_length=2048)]
+
+
+class SeenCheckpoint(msgspec.Struct, frozen=True):
+    """What an agent says of one: `number` counts those of one agent's life, `step` -1 if nothing tells it."""
+
+    number: _Number
+    step: Annotated[int, msgspec.Meta(ge=-1, le=COUNTER_MAX)]
+    path: _Path
+    kind: Annotated[str, msgspec.Meta(max_length=32)]
+    time: Annotated[float, msgspec.Meta(ge=0.0, le=TIME_MAX)]
+
+
+class BoundaryFacts(msgspec.Struct, frozen=True):
+    """The facts of the watcher `boundary`. `unread`: a tracker whose content means nothing ("" if none)."""
+
+    saved: Annotated[tuple[SeenCheckpoint, ...], msgspec.Meta(max_length=64)] = ()
+    unread: _Path = ""
+
+
+_decoder = msgspec.json.Decoder(BoundaryFacts)
+
+
+class BoundaryDesk:
+    """One job's."""
+
+    def __init__(self, feed: Callable[[Event], None]) -> None:
+        self._feed = feed
+        self._status: Status | None = None
+        self._resumed = False
+        self._rhythm = Rhythm()
+        self._incarnation = -1
+        self._steps: set[int] = set()
+        # Agent's uid -> the number of its last checkpoint that we have heard of.
+        self._heard: dict[str, int] = {}
+        self._malformed: set[str] = set()
+        # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
+        self._waiting: dict[str, float] = {}
+        self._called: set[str] = set()
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Take the checkpoints out of a report, each once, whoever tells of it and how often."""
+        data = message.data
+        if not isinstance(data, ReportData) or "boundary" not in data.watched:
+            return
+        try:
+            facts = _decoder.decode(data.watched["boundary"])
+        except msgspec.MsgspecError as error:
+            if message.uid not in self._malformed:
+                self._malformed.add(message.uid)
+                logger.warning("%s says of its checkpoints what can't be read: %s", message.pod_name, error)
+            return
+        # A master before us may have heard of these already, which only a step can tell.
+        first = self._resumed and message.uid not in self._heard
+        for seen in sorted(facts.saved, key=lambda seen: seen.number):
+            if seen.number > self._heard.get(message.uid, 0):
+                self._heard[message.uid] = seen.number
+                if seen.step >= 0 or not first:
+                    self._complete(seen.step, seen.path, seen.kind, seen.time, now_s)
+        if message.type is MessageType.FINISH and data.state == "finished" and facts.unread:
+            self._doubt(message.pod_name, facts.unread)
+
+    def _complete(self, step: int, path: str, kind: str, at: float, now_s: float) -> None:
+        status = self._status
+        if status is None or status.phase in (Phase.SUCCEED, Phase.FAILED):
+            return
+        if step < 0:
+            # Its name doesn't tell. It is newer than the last, and not older than what is known of training.
+            step = max(status.highest_step, status.saved_step + 1, *self._steps, 0)
+        if step in self._steps:
+            return  # another agent has told of it, or the training itself
+        self._steps.add(step)
+        self._rhythm.saved(now_s)
+        self._feed(Saved(step, path, kind, at))
+
+    def _doubt(self, worker: str, tracker: str) -> None:
+        status = self._status
+        pod = status.pod(worker) if status is not None else None
+        if status is None or pod is None or pod.finished or status.phase is not Phase.RUN_COMMAND:
+            return
+        text = (
+            f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
+            "with 0 when it can't load, so this may be no success"
+        )
+        self._feed(Noted(worker, pod.node_name, FALSE_SUCCESS, text, time.time()))
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """Know which nodes wait for a checkpoint, and when training starts anew."""
+        if self._status is None:
+            self._resumed = status.incarnation > 0
+        if status.incarnation != self._incarnation:
+            self._incarnation = status.incarnation
+            self._steps = set()
+            self._rhythm.started()
+        self._status = status
+        now_s = time.monotonic()
+        running = status.phase is Phase.RUN_COMMAND
+        waiting = {mark.node_name for mark in status.marks if mark.verdict is Verdict.SLOW and not mark.safe}
+        self._waiting = {node: self._waiting.get(node, now_s) for node in waiting if running}
+        self._called &= waiting
+
+    def due_s(self) -> float:
+        """When a checkpoint that somebody waits for is late."""
+        late = [self._rhythm.late_s(since_s) for node, since_s in self._uncalled()]
+        return min(late, default=math.inf)
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Say which nodes have waited in vain; a human decides."""
+        events: list[Event] = []
+        for node, since_s in self._uncalled():
+            if self._rhythm.late_s(since_s) <= now_s:
+                self._called.add(node)
+                text = (
+                    f"{node} is marked slow and waits to be evicted at a checkpoint, but none has completed "
+                    f"for {LATE_FACTOR:g} times the usual {self._rhythm.usual_s:.0f} s: it stays until "
+                    "somebody acts"
+                )
+                events.append(Noted("", node, LATE, text, time.time()))
+        return events
+
+    def _uncalled(self) -> list[tuple[str, float]]:
+        return [(node, since_s) for node, since_s in self._waiting.items() if node not in self._called]
+
+    async def close(self) -> None:
+        """It holds nothing."""

@@ -1,0 +1,35 @@
+"""The flags of `aegis-run` about checkpoints: where they are watched for, and who keeps a saver alive."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+from aegis_elastic.core.checkpoints import KINDS
+from aegis_elastic.core.checkpoints.arguments import Place, parse_place
+
+# What switches the watching off, as a place that is none.
+NOWHERE = Place("off", "")
+
+
+def add_checkpoint_flags(add: Callable[..., None], collect: type[argparse.Action]) -> None:
+    """Declare them. `add` and `collect` as in `launch.flags`."""
+    add(
+        "ckpt-watch",
+        "A folder in which checkpoints appear, as KIND:PATH; KIND is one of "
+        f"{', '.join(KINDS)}. Can be given several times. By default the folders that the script's arguments "
+        "name (--save, --output_dir, --checkpoint-dir ...) are watched; `off` watches none.",
+        type=_place,
+        action=collect,
+        metavar="KIND:PATH",
+    )
+
+
+def _place(text: str) -> Place:
+    if text == NOWHERE.kind:
+        return NOWHERE
+    try:
+        return parse_place(text, os.getcwd())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
