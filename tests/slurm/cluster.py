@@ -17,6 +17,7 @@ import re
 import selectors
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -214,7 +215,11 @@ class Cluster:
                     raise TimeoutError(f"job {job} goes on after {timeout_s:.0f} s: {self.show(job)}")
             self._told += os.read(self._pipe, 65536).decode()
         self._told = "".join(line for line in self._told.splitlines(True) if f"job={job} " not in line)
-        return self.show(job)
+        # The nodes still clear up, and a dead one is waited for; Slurm tells nobody when that is over.
+        pause = threading.Event()
+        while (shown := self.show(job))["JobState"] == "COMPLETING" and time.monotonic() < until:
+            pause.wait(0.1)
+        return shown
 
     def log(self, name: str) -> str:
         """The end of a daemon's log."""
