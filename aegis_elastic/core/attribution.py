@@ -148,6 +148,12 @@ def signature_of(failure: Words) -> Signature | None:
     return None
 
 
+def says_fallback(failure: Words) -> bool:
+    """Whether this failure is of a checkpoint that can't be read, so that another must be resumed from."""
+    signature = signature_of(failure)
+    return signature is not None and signature.action == "fallback_checkpoint"
+
+
 def _points_at(signature: Signature | None) -> str:
     """The clue in a signature: what waited in vain for others, or a fault of the network itself."""
     if signature is None or signature.action not in ("diagnose", "isolate_node", "wait"):
@@ -159,7 +165,8 @@ def _points_at(signature: Signature | None) -> str:
 
 
 def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """What these failures point at beyond the processes, in the words of `recovery.COMMUNICATION_CLUES`.
+    """What these failures point at beyond the processes, in the words of `recovery.COMMUNICATION_CLUES`, and
+    "container" where a root's words speak of broken surroundings that a restart in place would find again.
 
     A plain consequence points at nothing: that a peer is gone says no ill of the network.
     """
@@ -167,11 +174,14 @@ def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     clues = set()
     for failure in failures:
         words = "\n".join((failure.exception or "", *failure.last_lines))
-        hint = _points_at(signature_of(failure))
+        signature = signature_of(failure)
+        hint = _points_at(signature)
         if hint == "collective_timeout" or _TIMEOUT.search(words):
             clues.add("collective_timeout")
         elif role_of(failure) == "root" and (hint or _NETWORK.search(words)):
             clues.add("network")
+        if signature is not None and signature.action == "restart_container" and role_of(failure) == "root":
+            clues.add("container")
         if failure.exit_code is None and not failure.signal and not failure.exception:
             clues.add("cause_unknown")
     return tuple(sorted(clues)) if failures else ("cause_unknown",)

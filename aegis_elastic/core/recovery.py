@@ -17,6 +17,8 @@ BOOT_CHECKS = {"off": (), "env": ("env", "gpu", "rdma"), "full": ("env", "gpu", 
 
 # Clues (found by the agent in exit codes, exceptions and log lines) that point at communication.
 COMMUNICATION_CLUES = frozenset({"collective_timeout", "network", "hang", "slow", "cause_unknown"})
+# The root's own words speak of its container's surroundings (`signatures`: restart_container): level 2.
+CONTAINER_CLUE = "container"
 
 # Found by `core.localize`: every explanation of what failed among the nodes has this one. Any other failure
 # of a collective is no proof against the node that reports it.

@@ -23,6 +23,8 @@ from aegis_elastic.launch.plain import clean, clock, duration, fold, plural, ran
 # Together these keep the screen within 45 lines.
 _WORKERS_MAX = 6
 _INCARNATIONS_MAX = 5
+# What needs no more words than the failure itself.
+_PLAIN = ("", "process", "unknown")
 _ROOTS_MAX = 3
 _RECOVERIES_MAX = 4
 _BAD_CHECKS_MAX = 3
@@ -140,6 +142,8 @@ def _story(story: Sequence[FailureEntry]) -> list[RenderableType]:
         if signature:
             line.append(f" [signature {signature.fault_class}]")
         out.append(line)
+        if root.fault_class not in _PLAIN:
+            out.append(Text(f"      {clean(root.reason, 300)}", style="bold"))
         said = _last_words(root)
         out += [Text(f"      | {said}", style="dim")] if said else []
     if consequences:

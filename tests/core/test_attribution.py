@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aegis_elastic.core.attribution import WINDOW_S, Evidence, attribute, clues_of, role_of, signature_of
 from aegis_elastic.core.clocks import Bounds
 from aegis_elastic.core.model import Failure
-from aegis_elastic.core.recovery import COMMUNICATION_CLUES
+from aegis_elastic.core.recovery import COMMUNICATION_CLUES, CONTAINER_CLUE
 
 NOBODY: frozenset[str] = frozenset()
 GLOO = (
@@ -183,13 +183,17 @@ def test_the_verdict_does_not_depend_on_the_order_of_the_list(
         ((failed(signal="SIGKILL"),), ()),
         ((failed(),), ()),
         ((failed("ValueError: no"), failed(GLOO)), ()),
+        (
+            (failed("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable"),),
+            ("container",),
+        ),
         ((Failure(0, 0, 1.0),), ("cause_unknown",)),
         ((), ("cause_unknown",)),
     ],
 )
 def test_clues(failures: tuple[Failure, ...], clues: tuple[str, ...]) -> None:
     assert clues_of(failures) == clues
-    assert set(clues) <= COMMUNICATION_CLUES
+    assert set(clues) <= COMMUNICATION_CLUES | {CONTAINER_CLUE}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a failure was, said by all the evidence together, and what follows from it, through the real launcher."""
+"""What a failure was, by all the evidence together, and what follows from it, through the real launcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aegis_elastic.core.events import Noted
-from tests.integration.harness import Job
+from tests.integration.harness import Job, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 NO_CHECKS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
@@ -55,3 +55,45 @@ def test_without_the_flag_it_is_restarted_like_any_other_and_named(tmp_path: Pat
     assert "whether training got further in between is unknown" in roots[1]["reason"]
     assert [code for code, _ in said] == ["verdict.process"]
     assert said[0][1].startswith("class process, level 1: signature user_value_error")
+
+
+# Ranks that wait for each other, but for one that goes round and round in code of its own.
+STUCK = """
+import os, sys, time
+import torch.distributed as dist
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+dist.init_process_group("gloo")
+open(f"{sys.argv[1]}.{os.environ['RANK']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w").close()
+def load_for_ever():
+    while True:
+        time.sleep(0.01)
+if first and os.environ["RANK"] == "3":
+    load_for_ever()
+dist.barrier()
+"""
+
+
+def test_ranks_that_hang_are_looked_at_before_they_stop_and_the_odd_one_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    flags = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "adaptive")
+    with Job(tmp_path, nnodes="2", nproc=2, flags=flags) as job:
+        launches = [job.start(script, str(tmp_path / "in"), worker=name) for name in ("a", "b")]
+        job.wait_phase("RunCommand", 1)
+        wait_for(lambda: all((tmp_path / f"in.{rank}.0").exists() for rank in range(4)), "four ranks in it")
+        stuck = next(launch for launch in launches if 3 in job.ranks(launch))
+        # As the guard does after its time, here by hand.
+        assert job.ctl("hang", stuck.worker, "--verdict", "desync", "--reason", "no step").returncode == 0
+        done = job.ctl("restart", stuck.worker, "--reason", "no step")
+        assert done.returncode == 0, done.stderr
+        assert [launch.wait() for launch in launches] == [0, 0]
+        report, said = job.report(), verdicts(job)
+    ((code, detail),) = said
+    assert code == "verdict.hang"
+    assert (
+        f"{stuck.worker}: a deadlock: odd one out is rank 3 is at" in detail and "(load_for_ever)" in detail
+    )
+    looks = [check for check in report["checks"] if check["checkType"] == "hang"]
+    assert len(looks) == 2 and all("2 live, none frozen" in check["result"] for check in looks)
+    ((root),) = [failure for failure in report["failures"] if failure["role"] == "root"]
+    assert (root["worker"], root["class"]) == (stuck.worker, "hang")

@@ -122,16 +122,17 @@ def decide_error(s: Status, now: float) -> Transition:
         last_root=s.root, last_step=s.highest_step, last_level=max(level, 1),
     )  # fmt: skip
     if level == 1:
-        return _renew_again(entered, s.root)
+        return _renew(entered, s.root, f"failed again without getting past step {s.highest_step}")
+    if level == 0 and recovery.CONTAINER_CLUE in s.clues:
+        return _renew(entered, s.root, "says that its container's surroundings are broken")
     if level == 2:
         return _page(entered, f"restart.{s.root}", f"{s.root} fails again, and restarts don't help")
     return entered
 
 
-def _renew_again(entered: Transition, root: str) -> Transition:
-    """Restarting its processes has not helped this worker: when the checks are done, its agent follows."""
+def _renew(entered: Transition, root: str, why: str) -> Transition:
+    """Restarting its processes won't help this worker: when the checks are done, its agent follows."""
     status = entered.status
-    why = f"failed again without getting past step {status.last_step}"
     pods = tuple(edit(pod, renew=why) if pod.name == root else pod for pod in status.pods)
     return entered._replace(status=amend(status, pods=pods), reason=f"{entered.reason}; {root} {why}")
 

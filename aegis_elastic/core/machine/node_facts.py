@@ -105,10 +105,12 @@ def _act(s: Status, e: Act, now: float) -> Transition:
     marked = any(m.node_name == pod.node_name and m.verdict.value == e.verdict for m in s.marks)
     if not marked and e.verdict != "manual":
         return nothing(s, f"{pod.node_name} is not marked {e.verdict}, or no longer")
+    # Whoever restarts by hand a node that is marked as hanging wants to know where it hung, too.
+    hangs = marked or any(m.node_name == pod.node_name and m.verdict is not Verdict.SLOW for m in s.marks)
     failed = edit(pod, failed=True, last_failed_reason=f"{e.verdict}: {e.reason}", updated_timestamp=now)
     return note(
         s, f"{e.worker} is to be restarted, {e.verdict}: {e.reason}", "failed",
-        pods=with_pod(s.pods, failed), clues=("hang",) if marked else (), root=e.worker,
+        pods=with_pod(s.pods, failed), clues=("hang",) if hangs else (), root=e.worker,
     )  # fmt: skip
 
 
