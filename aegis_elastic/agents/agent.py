@@ -90,6 +90,8 @@ class AegisElasticAgent(IndependentBody):
         previous, self._order = self._order, order
         self._deadline = None
         seat = self._seat(order)
+        if seat is not None:
+            self._fitness.forget()
         if order.action is Action.CLOSE:
             self._close(order)
         elif order.action is Action.INDEPENDENT:
@@ -99,7 +101,7 @@ class AegisElasticAgent(IndependentBody):
             self._say(MessageType.ACK, ReportData(state="spare"))
             if previous is None or self._seat(previous) is not None:
                 self._narrate("waiting as a spare: every seat of the job is taken")
-            self._stop_then(lambda: None)
+            self._stop_then(self._fitness.begin)
         elif order.action is Action.RUN:
             self._on_run(order, seat)
         else:

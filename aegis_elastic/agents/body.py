@@ -14,6 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from aegis_elastic.agents import requests, strays
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.checking import Checking
 from aegis_elastic.agents.fallback import Meeting
+from aegis_elastic.agents.fitness import Fitness
 from aegis_elastic.agents.guard_client import (
     Event,
     Exited,
@@ -69,6 +71,7 @@ class Settings:
     checks: CheckSettings = field(default_factory=CheckSettings)
     isolate_exit_code: int = 1
     warm_spares: str = "auto"
+    spare_checks: tuple[str, ...] = ()
     watchers: tuple[MakeWatcher, ...] = ()
 
 
@@ -135,7 +138,12 @@ class NodeBody(SeamAgent):
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
         self._checks = Checking(identity, settings.checks, self._selector, narrate, self._conclude_checks)
-        self._watchers = Watchers(settings.watchers, lambda: inbox.put("look"))
+        look = partial(inbox.put, "look")
+        self._watchers = Watchers(settings.watchers, look)
+        gpus = requests.count_gpus()
+        self._fitness = Fitness(
+            identity, settings.checks, settings.spare_checks, gpus, self._selector, look
+        )
         self._ledger = Ledger()
         self._generation = 0
         self._then: Callable[[], None] | None = None
@@ -210,6 +218,7 @@ class NodeBody(SeamAgent):
     def _clear_up(self) -> None:
         self._watchers.close()
         self._checks.close()
+        self._fitness.forget()
         self._guard.close()
         self.finish_ranks()
         seen = [peers for peers in (self._peers, self._old_peers) if peers is not None]
@@ -402,7 +411,7 @@ class NodeBody(SeamAgent):
             store=self._shelf.ready,
             independent=self._ledger.ends,
             alive=alive,
-            watched=self._watchers.news(),
+            watched={**self._watchers.news(), **self._fitness.news()},
         )
         self._link.report(kind, WirePhase(WIRE_PHASE[order.action]), order.seq_num, order.incarnation, full)
 

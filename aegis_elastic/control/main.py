@@ -36,6 +36,7 @@ from aegis_elastic.control.keeper import Fenced, Keeper
 from aegis_elastic.control.master import Master
 from aegis_elastic.control.monitoring import Monitoring
 from aegis_elastic.control.performer import Journal, Performer, set_aside
+from aegis_elastic.control.spare_desk import SpareDesk
 from aegis_elastic.core.liveness import Patience
 from aegis_elastic.store.contract import StoreUnavailable
 from aegis_elastic.store.jetstream import JetStreamStore, bucket_name
@@ -158,6 +159,7 @@ async def _make_master(
         tell=tell,
     )
     master.desks.add(BoundaryDesk(master.feed))
+    master.desks.add(SpareDesk(master.feed))
     master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
     fresh = begun.name == "create"
     node_desk.sit_down(master.desks, master.feed, spec, config.nodes, store, fresh=fresh)

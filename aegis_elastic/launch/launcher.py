@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from aegis_elastic.agents.agent import AegisElasticAgent
 from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.fallback import Meeting
+from aegis_elastic.agents.fitness import SPARE_CHECKS
 from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
 from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
 from aegis_elastic.agents.requests import CheckSettings
@@ -275,6 +276,7 @@ class Launcher:
             shutdown_timeout_s=float(getattr(config, "shutdown_timeout", None) or 30),
             signals=signals,
             warm_spares=options.aegis.warm_spares,
+            spare_checks=SPARE_CHECKS[options.aegis.bootcheck],
             checks=CheckSettings(
                 {kind: str(path) for kind, path in options.aegis.check_paths.items()},
                 options.aegis.check_budgets,
