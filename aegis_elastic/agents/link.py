@@ -15,18 +15,22 @@ import math
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from aegis_elastic.agents.inbox import Inbox
+from aegis_elastic.agents.noting import Noting
 from aegis_elastic.bus import contact, names
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import ContactError, Dismissed, Hello, Place, Welcome
 from aegis_elastic.bus.credentials import Credentials, NKey, expires_at_s
 from aegis_elastic.bus.errors import BusError
+from aegis_elastic.bus.notes import Note
 from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.core import messages, words
+from aegis_elastic.core.anomalies import Anomaly
 from aegis_elastic.core.messages import BadMessage, Message, MessageType, ReportData, WirePhase
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.report import Report
@@ -133,6 +137,12 @@ class PlaneLink:
         return self._identity
 
     @property
+        self._place: Place | None = None
+        self._jwt = ""
+        me = identity
+        self._noting = Noting(
+            Note(me.namespace, me.job, me.worker, me.uid, 0, ()), self._host, self._port, self._key
+        )
     def connected(self) -> bool:
         """Whether the bus is there at this moment, as far as we know."""
         return self._bus is not None and self._bus.connected
@@ -178,6 +188,15 @@ class PlaneLink:
         if self._thread.is_alive() and timeout_s > 0:
             self._thread.join(timeout_s)
 
+    def note(self, anomalies: Sequence[Anomaly]) -> None:
+        """Tell the master of these, once each, as soon as it can be reached. From any thread."""
+        self._noting.put(anomalies)
+
+    def introduce(self, reason: str) -> None:
+        """Make first contact again, as whom we are."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._again, reason)
+
     def _poke(self) -> None:
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None:
@@ -206,7 +225,7 @@ class PlaneLink:
                 # Its port may be blocked although the door is open: that is no way to join either.
                 self._note_late(f"cannot reach the bus at {self._host}:{place.welcome.bus_port}: {error}")
                 await self._pause(RETRY_S_MAX)
-        self._generation = place.welcome.generation
+        self._generation, self._place = place.welcome.generation, place
         self._inbox.put(Joined(place.welcome, place.proven))
         try:
             await self._heartbeats()
@@ -215,12 +234,19 @@ class PlaneLink:
                 await self._bus.close()
 
     async def _first_contact(self) -> Place | None:
+        noting = asyncio.create_task(self._noting.deliver(self._whereabouts), name="aegis notes")
+        noting.add_done_callback(_log_failure)
         """Knock until the door opens. None when there is no use in it, or when the agent ends."""
         attempt = 0
         while not self._closing.is_set():
+            noting.cancel()
             try:
                 return await asyncio.to_thread(
                     contact.call, self._host, self._port, self._hello(), self._secret, self._attempt_s()
+    def _whereabouts(self) -> tuple[Place, str]:
+        assert self._place is not None
+        return self._place, self._jwt
+
                 )
             except ContactError as error:
                 if not error.retry:
@@ -347,6 +373,7 @@ class PlaneLink:
         assert self._bus is not None
         await self._bus.renew(jwt)
         self._note_jwt(jwt)
+            self._place = place
 
     def _note_jwt(self, jwt: str) -> None:
         now_s, until_s = time.time(), expires_at_s(jwt) or math.inf
@@ -355,4 +382,5 @@ class PlaneLink:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("first contact again failed: %s", task.exception())
+        logger.error("%s failed: %s", task.get_name(), task.exception())
+        self._jwt = jwt

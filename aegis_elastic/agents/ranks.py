@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,8 @@ class RankGroup:
         self.stopping = False
         self.stopped = False
         self.unkillable: tuple[int, ...] = ()
+        # What somebody who reads along has heard of a (global) rank that may tell why it failed.
+        self.words: Callable[[int], Sequence[str]] = lambda rank: ()
 
     @classmethod
     def start(
@@ -147,10 +149,17 @@ class RankGroup:
             exit_code=exited.exit_code,
             signal=_signal_name(exited.signal),
             exception=found.exception or None,
-            last_lines=last_lines,
+            last_lines=self._with_words(exited, last_lines),
             after_stop=self.stopping and not exited.first,
             frame=raised_at(found.traceback or "\n".join(last_lines)) if found.exception else "",
         )
+
+    def _with_words(self, exited: Exited, last_lines: tuple[str, ...]) -> tuple[str, ...]:
+        """What was heard before the last lines, and is not among them: a thousand lines may follow a
+        cause.
+        """
+        before = self.words(self.seat.rank_offset + exited.local_rank)
+        return (*(word for word in before if word not in last_lines), *last_lines)
 
 
 def _is_failure(exited: Exited) -> bool:

@@ -8,10 +8,10 @@ fails is said in the log and looked after no more; training doesn't notice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -68,6 +68,14 @@ class Watcher(Protocol):
         """End its thread."""
 
 
+@runtime_checkable
+class Listener(Protocol):
+    """A watcher that reads along what ranks write."""
+
+    def words(self, rank: int) -> Sequence[str]:
+        """Lines of a (global) rank that may tell why it has failed, and may not be its last ones."""
+
+
 # Gets `wake`, which may be called from any thread: its news have changed and are to be reported now. Between
 # two calls the last report is repeated as it is.
 MakeWatcher = Callable[[Callable[[], None]], Watcher]
@@ -116,6 +124,14 @@ class Watchers:
 
         self._each(ask)
         return told
+
+    def words(self, rank: int) -> tuple[str, ...]:
+        """What this rank has said of importance, however long before its end."""
+        said: list[str] = []
+        self._each(
+            lambda watcher: said.extend(watcher.words(rank)) if isinstance(watcher, Listener) else None
+        )
+        return tuple(said)
 
     def close(self) -> None:
         """End all of them."""

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 import nkeys
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from aegis_elastic.bus import names
 from aegis_elastic.bus.errors import BusError
@@ -30,6 +32,10 @@ _KINDS = {
     "account": nkeys.PREFIX_BYTE_ACCOUNT,
     "user": nkeys.PREFIX_BYTE_USER,
 }
+
+
+class NotThisWorker(Exception):
+    """What was said was not signed by the worker that it names; the text says what is wrong."""
 
 
 class CredentialsUnreadable(BusError):
@@ -196,6 +202,36 @@ def worker_jwt(
     """
     hears = [names.order_all(ns, job), names.order(ns, job, worker), names.inbox(user_public_key) + ".>"]
     return _user(keys.account, user_public_key, worker, expires_s, hears, [names.report(ns, job, worker)])
+
+
+def check_worker(
+    keys: PlaneKeys, jwt: str, signature: bytes, signed: bytes, *, ns: str, job: str, worker: str
+) -> None:
+    """Raise NotThisWorker unless `signature` over `signed` was made with the key that this JWT of ours was
+    given out to, for that very worker, and the JWT still counts.
+    """
+    try:
+        body, mark = jwt.rsplit(".", 1)
+        _verify(keys.account.public, body.encode(), _unb64(mark))
+        claims = json.loads(_unb64(body.split(".")[1]))
+        public, issued_s, until_s = str(claims["sub"]), int(claims["iat"]), float(claims["exp"])
+        says = claims["nats"].get("pub", {}).get("allow", [])
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, InvalidSignature):
+        raise NotThisWorker("the JWT is none of this control plane") from None
+    if says != [names.report(ns, job, worker)]:
+        raise NotThisWorker(f"the JWT is not that of {worker!r} in this job")
+    if time.time() >= until_s or issued_s <= keys.revocations.get(public, -1):
+        raise NotThisWorker("the JWT has run out, or was revoked")
+    try:
+        _verify(public, signed, signature)
+    except (ValueError, InvalidSignature):
+        raise NotThisWorker(f"the signature is not that of {worker!r}") from None
+
+
+def _verify(public: str, data: bytes, signature: bytes) -> None:
+    """ValueError if `public` is no NKey; InvalidSignature."""
+    raw = base64.b32decode(public + "=" * (-len(public) % 8))
+    Ed25519PublicKey.from_public_bytes(raw[1:-2]).verify(signature, data)  # between the kind and the checksum
 
 
 def master_jwt(keys: PlaneKeys, user_public_key: str, *, name: str = "master", expires_s: float) -> str:

@@ -1,4 +1,4 @@
-"""The master's gRPC doors: first contact for workers, and the admin call for `aegisctl`.
+"""The master's gRPC doors: first contact and notes of workers, and the admin call for `aegisctl`.
 
 gRPC's threads only carry; what is asked is answered in the master's event loop.
 """
@@ -15,8 +15,10 @@ from typing import Any
 import grpc
 import msgspec
 
-from aegis_elastic.bus import contact
+from aegis_elastic.bus import contact, credentials, notes
 from aegis_elastic.bus.contact import Hello, Welcome
+from aegis_elastic.bus.credentials import NotThisWorker, PlaneKeys
+from aegis_elastic.bus.notes import Envelope, Note
 from aegis_elastic.bus.tls import Certificate
 
 ADMIN_METHOD = "/aegis.Admin/Call"
@@ -26,6 +28,7 @@ MESSAGE_BYTES_MAX = 1 << 20
 
 Greeter = Callable[[Hello], Awaitable[Welcome]]
 Clerk = Callable[[str, dict[str, Any]], Awaitable[Any]]
+NoteTaker = Callable[[Note], Awaitable[None]]
 
 
 class Refused(Exception):
@@ -45,16 +48,28 @@ class AdminCall(msgspec.Struct, frozen=True):
 
 
 class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Both services on one port, in TLS. Make it in the event loop that answers; `open` it, `close` it."""
+    """All services on one port, in TLS. Make it in the event loop that answers; `open` it, `close` it."""
 
     def __init__(
-        self, certificate: Certificate, secret: bytes | None, token: str, greet: Greeter, admin: Clerk
+        self,
+        certificate: Certificate,
+        secret: bytes | None,
+        token: str,
+        greet: Greeter,
+        admin: Clerk,
+        take_note: NoteTaker,
+        keys: PlaneKeys,
     ) -> None:
+        """`keys`: what workers' JWTs are signed with. `take_note` raises Refused, or ValueError for
+        nonsense.
+        """
         self._certificate = certificate
         self._secret = secret
         self._token = token
         self._greet = greet
         self._admin = admin
+        self._take_note = take_note
+        self._keys = keys
         self._loop = asyncio.get_running_loop()
         self._server: grpc.Server | None = None
         self._fingerprint = certificate.fingerprint
@@ -89,6 +104,8 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             return grpc.unary_unary_rpc_method_handler(self._hello)
         if handler_call_details.method == ADMIN_METHOD:
             return grpc.unary_unary_rpc_method_handler(self._call)
+        if handler_call_details.method == notes.METHOD:
+            return grpc.unary_unary_rpc_method_handler(self._note)
         return None
 
     def _hello(self, payload: bytes, context: grpc.ServicerContext) -> bytes:
@@ -121,6 +138,26 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             proof = contact.welcome_proof(self._secret, self._fingerprint, hello, welcome)
             welcome = msgspec.structs.replace(welcome, proof=proof)
         return msgspec.json.encode(welcome)
+
+    def _note(self, payload: bytes, context: grpc.ServicerContext) -> bytes:
+        if len(payload) > notes.NOTE_BYTES_MAX:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a note of {len(payload)} bytes")
+        try:
+            envelope = msgspec.msgpack.decode(payload, type=Envelope)
+            note = msgspec.json.decode(envelope.note, type=Note)
+            signed = notes.signed_part(self._fingerprint, envelope.note)
+            who = {"ns": note.namespace, "job": note.job, "worker": note.worker}
+            credentials.check_worker(self._keys, envelope.jwt, envelope.signature, signed, **who)
+            self._answer(self._take_note(note))
+        except NotThisWorker as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except Refused as refusal:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a note: {error}")
+        except concurrent.futures.TimeoutError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the master is busy")
+        return b""
 
     def _call(self, payload: bytes, context: grpc.ServicerContext) -> bytes:
         try:

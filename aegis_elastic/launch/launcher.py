@@ -283,7 +283,7 @@ class Launcher:
                 options.aegis.gpus_per_node,
             ),
             isolate_exit_code=options.aegis.isolate_exit_code,
-            watchers=watching.makers(options, link.identity),
+            watchers=watching.makers(options, link),
         )
         assert config.logs_specs is not None
         return self.agent_type(

@@ -68,6 +68,10 @@ class AegisOptions:
     lost_timeout_s: float
     rejoin_timeout_s: float
     recovery_budget: int
+    monitor: str
+    monitor_interval_s: float
+    metrics_port: int | None
+    metrics_host: str
     log_level: str
     fallback_port: int | None
     check_paths: dict[str, Path]

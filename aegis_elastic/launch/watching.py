@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 
 from aegis_elastic.agents.boundary import BoundaryWatcher
-from aegis_elastic.agents.link import Identity
+from aegis_elastic.agents.link import PlaneLink
+from aegis_elastic.agents.monitor import Monitor
 from aegis_elastic.agents.watchers import MakeWatcher
 from aegis_elastic.core.checkpoints.arguments import Place, places
 from aegis_elastic.launch.checkpoint_flags import NOWHERE
 from aegis_elastic.launch.options import Options
 
 
-def makers(options: Options, me: Identity) -> tuple[MakeWatcher, ...]:
-    """What the agent makes its watchers of."""
-    watched = checkpoint_places(options)
-    return (lambda wake: BoundaryWatcher(wake, watched),)
+def makers(options: Options, link: PlaneLink) -> tuple[MakeWatcher, ...]:
+    """What the agent makes its watchers of. `link` brings to the master what is odd."""
+    aegis, watched = options.aegis, checkpoint_places(options)
+    made: list[MakeWatcher] = [lambda wake: BoundaryWatcher(wake, watched)]
+    if aegis.monitor == "on":
+        made.append(lambda wake: Monitor(wake, link.note, aegis.monitor_interval_s))
+    return tuple(made)
 
 
 def checkpoint_places(options: Options) -> tuple[Place, ...]:

@@ -1,0 +1,110 @@
+"""How the ranks' TCP connections fare, asked of the kernel (sock_diag): bytes delivered, and time spent on
+it.
+
+The kernel keeps for every connection how long it has had something to send (`busy`), and how much of that the
+receiver was the one to blame for (its window was full). What is left is the network's. No packet is looked
+at, and it needs no rights over connections in our own network namespace.
+
+Connections within this host are left out: their bandwidth is the memory's.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import NamedTuple
+
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
+_REQUEST_DUMP = 0x301
+_DONE, _ERROR = 3, 2
+_WITH_INFO = 1 << 1  # of INET_DIAG_INFO, which is 2
+_INFO = 2
+# Connections that carry data, also those that one side has closed: all but listening and waiting ones.
+_STATES = (1 << 1) | (1 << 4) | (1 << 8)
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_ASK = struct.Struct("=BBBBI48x")
+_SOCKET_BYTES = 72  # of inet_diag_msg
+_RECEIVE_BYTES = 1 << 18
+_TIMEOUT_S = 1.0
+_MICRO = 1e-6
+
+
+class Traffic(NamedTuple):
+    """One connection so far. `busy_s`: how long it had something to send and the receiver took it."""
+
+    sent_bytes: int
+    received_bytes: int
+    busy_s: float
+
+
+class Connections:
+    """Asks for all TCP connections at once. `close` it."""
+
+    def __init__(self) -> None:
+        """OSError where the kernel has no sock_diag."""
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
+        self._socket.settimeout(_TIMEOUT_S)
+        self._number = 0
+
+    def read(self) -> dict[tuple[int, int], Traffic]:
+        """(inode, cookie) -> traffic of every connection to another host. OSError."""
+        found: dict[tuple[int, int], Traffic] = {}
+        for family in (socket.AF_INET, socket.AF_INET6):
+            self._dump(family, found)
+        return found
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._socket.close()
+
+    def _dump(self, family: int, found: dict[tuple[int, int], Traffic]) -> None:
+        self._number += 1
+        ask = _ASK.pack(family, socket.IPPROTO_TCP, _WITH_INFO, 0, _STATES)
+        header = _HEADER.pack(_HEADER.size + len(ask), _BY_FAMILY, _REQUEST_DUMP, self._number, 0)
+        self._socket.send(header + ask)
+        while True:
+            data = self._socket.recv(_RECEIVE_BYTES)
+            offset = 0
+            while offset + _HEADER.size <= len(data):
+                length, kind, _, number, _ = _HEADER.unpack_from(data, offset)
+                if number == self._number:  # else left over from a dump that timed out
+                    if kind in (_DONE, _ERROR):
+                        return
+                    _take(data, offset + _HEADER.size, offset + length, found)
+                offset += (length + 3) & ~3
+
+
+def _take(data: bytes, start: int, end: int, found: dict[tuple[int, int], Traffic]) -> None:
+    """Read one inet_diag_msg with its attributes."""
+    source, target = data[start + 8 : start + 24], data[start + 24 : start + 40]
+    if source == target or _is_loopback(data[start], target):
+        return
+    (cookie,) = struct.unpack_from("=Q", data, start + 44)
+    (inode,) = struct.unpack_from("=I", data, start + 68)
+    offset = start + _SOCKET_BYTES
+    while offset + _ATTRIBUTE.size <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if kind == _INFO:
+            traffic = _traffic(data[offset + _ATTRIBUTE.size : offset + length])
+            if traffic is not None:
+                found[inode, cookie] = traffic
+            return
+        offset += max((length + 3) & ~3, _ATTRIBUTE.size)
+
+
+def _is_loopback(family: int, address: bytes) -> bool:
+    if family == socket.AF_INET:
+        return address[0] == 127
+    mapped = address[:12] == b"\0" * 10 + b"\xff\xff"
+    return address[12] == 127 if mapped else address == b"\0" * 15 + b"\1"
+
+
+def _traffic(info: bytes) -> Traffic | None:
+    """Out of tcp_info, which only ever grows at its end; None from a kernel before 4.10."""
+    if len(info) < 184:
+        return None
+    sent, received = struct.unpack_from("=QQ", info, 120)
+    busy, held_up = struct.unpack_from("=QQ", info, 168)
+    return Traffic(sent, received, max(busy - held_up, 0) * _MICRO)

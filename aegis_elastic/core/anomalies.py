@@ -1,0 +1,274 @@
+"""When what is measured of a rank is odd: rules that learn from this job what is usual, and only then judge.
+
+Lengths are counted in samples, so that a rule is the same whatever the pace (one sample a second by default).
+Each rule says a thing once: it fires, then stays silent until what it saw has passed (`clear` after it).
+
+A rule never decides anything: what fires is a record in the journal and in the node's history.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+DETAIL_CHARS_MAX = 500
+NODE = -1  # the "rank" of what concerns the whole node
+
+CPU_IDLE = "cpu.zero"
+GPU_IDLE = "gpu.zero"
+MEMORY_GROWS = "memory.growth"
+NETWORK_DROPS = "network.drop"
+SIGNATURE = "signature."  # + the fault class of the line
+
+_MIB = 1 << 20
+
+
+class Anomaly(msgspec.Struct, frozen=True, rename="camel"):
+    """Something odd about a rank (global; `NODE`: the node as a whole). `time` in wall seconds of its node.
+
+    `code` is for machines, `detail` for people; `numbers` have their units in their names.
+    """
+
+    code: str
+    rank: int
+    time: float
+    detail: str
+    numbers: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as odd. Lengths in samples unless the name says otherwise.
+
+    `warm_up`: how much must have been seen of a rank's work before it is judged. A rank is idle when it uses
+    less than `idle_share` of what it usually does, for `idle_min` samples and `idle_factor` times as long as
+    it has ever been idle and gone on.
+    """
+
+    warm_up: int = 120
+    idle_share: float = 0.05
+    idle_min: int = 60
+    idle_factor: float = 3.0
+    bucket: int = 10
+    growth_buckets: int = 60
+    growth_buckets_min: int = 30
+    growth_order: float = 0.9
+    growth_bytes_min: int = 64 * _MIB
+    growth_share_min: float = 0.05
+    growth_horizon_s: float = 6 * 3600.0
+    drop_window: int = 10
+    drop_warm_up: int = 12
+    drop_share: float = 0.4
+    drop_confirm: int = 3
+
+
+@dataclass(frozen=True)
+class Fired:
+    """What a rule has to say: a sentence, and the numbers in it."""
+
+    detail: str
+    numbers: dict[str, float]
+
+
+class Idle:
+    """Utilisation that has fallen to (nearly) zero and stays there.
+
+    What is usual, and how long this rank may be idle without anything being wrong (checkpoints, evaluation),
+    is learned over all its incarnations.
+    """
+
+    _AWAKE = 3  # samples of work that end an idle stretch; fewer are a twitch
+    _SMOOTHED = 10  # the kernel counts processor time in hundredths of a second, and runs others in between
+    _KEPT = 600
+
+    def __init__(self, rules: Rules, unit: str, floor: float) -> None:
+        """`unit`: of the numbers; below `floor` nothing ever counts as work."""
+        self._rules = rules
+        self._unit = unit
+        self._floor = floor
+        self._worked: deque[float] = deque(maxlen=self._KEPT)
+        self._seen = 0
+        self._usual = 0.0
+        self._longest = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A new incarnation: how it starts says nothing about it."""
+        self._recent: deque[float] = deque(maxlen=self._SMOOTHED)
+        self._stretch = 0
+        self._awake = 0
+        self._since = 0
+        self.fired = False
+
+    def look(self, value: float) -> Fired | None:
+        """The next sample. Returns what is wrong, once."""
+        self._recent.append(value)
+        value = sum(self._recent) / len(self._recent)
+        if value >= max(self._floor, self._rules.idle_share * self._usual):
+            self._work(value)
+            return None
+        if not self._since:
+            return None  # it has not begun yet
+        self._stretch += 1 + self._awake
+        self._awake = 0
+        if self.fired or self._stretch < self._patience():
+            return None
+        self.fired = True
+        numbers = {f"usual_{self._unit}": self._usual, f"now_{self._unit}": value, "samples": self._stretch}
+        return Fired(
+            f"usually {self._usual:.2f} {self._unit}, now {value:.2f} for {self._stretch} samples", numbers
+        )
+
+    def _work(self, value: float) -> None:
+        self._seen += 1
+        self._since += 1
+        self._worked.append(value)
+        if self._seen <= self._rules.warm_up or self._seen % self._rules.warm_up == 0:
+            self._usual = statistics.median(self._worked)
+        self._awake += 1
+        if self._awake >= self._AWAKE:
+            # it went on by itself, so that long is nothing to speak of from now on
+            self._longest = max(self._longest, self._stretch)
+            self._stretch = self._awake = 0
+            self.fired = False
+
+    def _patience(self) -> float:
+        if self._seen < self._rules.warm_up or self._since < self._rules.warm_up / 10:
+            return float("inf")
+        return max(self._rules.idle_min, self._rules.idle_factor * self._longest)
+
+
+class Growth:
+    """Memory that only grows: a rising floor that doesn't level off, and would fill the node before long."""
+
+    _CLEAR_ORDER = 0.5
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.begin()
+
+    def begin(self) -> None:
+        """A new incarnation has other memory."""
+        self._floors: deque[tuple[float, float]] = deque(maxlen=self._rules.growth_buckets)
+        self._bucket: list[float] = []
+        self._skip = self._rules.warm_up
+        self.fired = False
+
+    def look(self, used_bytes: float, available_bytes: float, now_s: float) -> Fired | None:
+        """The next sample: what it uses, and what there is for it to take. Returns what is wrong, once."""
+        if self._skip:
+            self._skip -= 1  # what a training allocates at its start is no leak
+            return None
+        self._bucket.append(used_bytes)
+        if len(self._bucket) < self._rules.bucket:
+            return None
+        # The floor of each bucket: what comes and goes (batches, a garbage collector's saw) is above it.
+        self._floors.append((now_s, min(self._bucket)))
+        self._bucket.clear()
+        if len(self._floors) < self._rules.growth_buckets_min:
+            return None
+        return self._judge(available_bytes)
+
+    def _judge(self, available_bytes: float) -> Fired | None:
+        slope, order = trend(self._floors)
+        if self.fired:
+            self.fired = order >= self._CLEAR_ORDER
+            return None
+        grown = slope * (self._floors[-1][0] - self._floors[0][0])
+        least = max(self._rules.growth_bytes_min, self._rules.growth_share_min * self._floors[-1][1])
+        if order < self._rules.growth_order or grown < least:
+            return None
+        recent, _ = trend(list(self._floors)[-len(self._floors) // 3 :])
+        # What levels off (a cache that fills, an allocator that has found its size) is slower at its end.
+        full_s = available_bytes / min(slope, recent) if recent > slope / 2 else float("inf")
+        if full_s > self._rules.growth_horizon_s:
+            return None
+        self.fired = True
+        used = self._floors[-1][1]
+        return Fired(
+            f"grows by {slope / _MIB:.2f} MiB/s, {used / _MIB:.0f} MiB now; the node is full in "
+            f"{full_s / 60:.0f} min",
+            {
+                "slope_bytes_s": slope,
+                "used_bytes": used,
+                "available_bytes": available_bytes,
+                "full_s": full_s,
+            },
+        )
+
+
+def trend(points: deque[tuple[float, float]] | list[tuple[float, float]]) -> tuple[float, float]:
+    """(slope, order) of values over time, robust: the median of all pairs' slopes, and how much of a one-way
+    street it is (share of rising pairs less that of falling ones: 1 when every value is above all before it).
+    """
+    slopes = []
+    listed = list(points)
+    for place, (later_s, later) in enumerate(listed):
+        slopes += [
+            (later - value) / (later_s - then_s) for then_s, value in listed[:place] if later_s > then_s
+        ]
+    if not slopes:
+        return 0.0, 0.0
+    rising = sum(slope > 0 for slope in slopes) - sum(slope < 0 for slope in slopes)
+    return statistics.median(slopes), rising / len(slopes)
+
+
+class Drop:
+    """Bandwidth that drops: bytes delivered for each second in which there was something to send.
+
+    That quotient doesn't fall when the training sends less (evaluation, a slower step, a peer that computes),
+    but it does when the link gives less. Windows in which next to nothing was being sent say nothing.
+    """
+
+    _BUSY_SHARE = 0.05
+    _KEPT = 60
+    _BELOW_POOR = 0.7  # of the poorest tenth of what is healthy
+    _CLEAR = 1.5  # times the drop's share: what has recovered by half is over
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._healthy: deque[float] = deque(maxlen=self._KEPT)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new incarnation has new connections over the same links: what was learned stays."""
+        self._bytes = self._busy_s = self._window_s = 0.0
+        self._samples = 0
+        self._low = 0
+        self.fired = False
+
+    def look(self, sent_bytes: float, busy_s: float, took_s: float) -> Fired | None:
+        """The next sample: since the last one. Returns what is wrong, once."""
+        self._bytes += sent_bytes
+        self._busy_s += busy_s
+        self._window_s += took_s
+        self._samples += 1
+        if self._samples < self._rules.drop_window:
+            return None
+        rate = self._bytes / self._busy_s if self._busy_s else 0.0
+        judged = self._busy_s >= self._BUSY_SHARE * self._window_s
+        self._bytes = self._busy_s = self._window_s = 0.0
+        self._samples = 0
+        return self._judge(rate) if judged else None
+
+    def _judge(self, rate: float) -> Fired | None:
+        if len(self._healthy) < self._rules.drop_warm_up:
+            self._healthy.append(rate)
+            return None
+        usual, poor = statistics.median(self._healthy), sorted(self._healthy)[len(self._healthy) // 10]
+        threshold = min(self._rules.drop_share * usual, self._BELOW_POOR * poor)
+        if rate >= (self._CLEAR if self.fired else 1.0) * threshold:
+            self._low, self.fired = 0, False
+            self._healthy.append(rate)
+            return None
+        self._low += 1
+        if self.fired or self._low < self._rules.drop_confirm:
+            return None
+        self.fired = True
+        return Fired(
+            f"delivers {rate / 1e6:.1f} MB/s while sending, usually {usual / 1e6:.1f} MB/s",
+            {"now_bytes_s": rate, "usual_bytes_s": usual},
+        )
