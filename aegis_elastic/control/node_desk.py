@@ -151,13 +151,20 @@ class NodeDesk:
     # ------------------------------------------------------------ for aegisctl
 
     async def taint(self, args: dict[str, Any]) -> Any:
-        """`aegisctl taint` through this job: {"nodes", "reason", "by", "until"}; returns their rows."""
+        """`aegisctl taint` through this job, with the fields of `TaintCall`; returns the nodes' rows."""
         asked = _convert(args, TaintCall)
         taint = NodeTaint(nodes.clip(asked.reason), MANUAL, self._now(), nodes.clip(asked.by), asked.until)
-        return [await self._edit_now(node, lambda found: nodes.tainted(found, taint)) for node in asked.nodes]
+        if asked.isolate and self._isolations is None:
+            raise ValueError("this job has no isolation driver (--aegis-isolation)")
+        rows = []
+        for node in asked.nodes:
+            rows.append(await self._edit_now(node, lambda found: nodes.tainted(found, taint)))
+            if asked.isolate and self._isolations is not None:
+                self._isolations.ask(node, taint.reason)
+        return rows
 
     async def untaint(self, args: dict[str, Any]) -> Any:
-        """`aegisctl untaint` through this job: {"nodes"}; returns their rows."""
+        """`aegisctl untaint` through this job, with the fields of `UntaintCall`; returns the nodes' rows."""
         asked = _convert(args, UntaintCall)
         for node in asked.nodes:
             self._unwritten.pop(node, None)
@@ -374,6 +381,7 @@ class TaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     by: str
     until: float = 0.0
+    isolate: bool = False
 
 
 class UntaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from rich.console import Console
 from aegis_elastic.control.errors import BadRecord, LaunchError, NoSuchJob
 from aegis_elastic.core.journal import BadJournal, Line, encode_line, read, replay, walk
 from aegis_elastic.core.model import TERMINAL
-from aegis_elastic.launch import admin, asking, node_checks, plain, records, screen, signatures
+from aegis_elastic.launch import admin, asking, node_checks, nodes, plain, records, screen, signatures
 from aegis_elastic.launch.follow import follow
 from aegis_elastic.launch.status_screen import render_line, render_status
 
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         leave = add(name, _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
         leave.add_argument("--reason", default=f"asked by aegisctl {name}", help="why, for the report")
     asking.add_commands(add, lambda args: admin.load(_run_dir(args)))
+    nodes.add_commands(add, as_json, lambda args: admin.load(_run_dir(args)))
     return parser
 
 

@@ -33,7 +33,7 @@ def burn_node(args: argparse.Namespace, console: Console) -> int:
     except ValueError as error:
         raise UsageError(f"cannot burn: {error}") from error
     node = socket.gethostname()
-    results = _burn(request, args.json)
+    results = burn(request, args.json)
     if args.json:
         print(as_json(node, results))
     else:
@@ -41,7 +41,8 @@ def burn_node(args: argparse.Namespace, console: Console) -> int:
     return 0 if all(result.passed for result in results) else 1
 
 
-def _burn(request: Request, quiet: bool) -> list[CheckResult]:
+def burn(request: Request, quiet: bool) -> list[CheckResult]:
+    """Load this node as asked; one result for each device, or one that says why there is none."""
     # In a session of its own: an interrupt at the terminal is for us, who then end it.
     process = subprocess.Popen(
         _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

@@ -91,6 +91,16 @@ def bootcheck_node(args: argparse.Namespace, console: Console) -> int:
 
 
 def _run(names: tuple[str, ...], args: argparse.Namespace, console: Console, **about: object) -> int:
+    results = look(names, args, **about)
+    if args.json:
+        print(as_json(socket.gethostname(), results))
+    else:
+        console.print(table(socket.gethostname(), results))
+    return 0 if all(result.passed for result in results) else 1
+
+
+def look(names: tuple[str, ...], args: argparse.Namespace, **about: object) -> list[CheckResult]:
+    """Run these checks on this node, with what the arguments say; returns all results. UsageError."""
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     expected = gpus or None if args.gpus is None else args.gpus
     if args.gpus is not None and args.gpus < 0:
@@ -118,11 +128,7 @@ def _run(names: tuple[str, ...], args: argparse.Namespace, console: Console, **a
         raise UsageError(f"cannot run these checks: {error}") from error
     results = _ask(request, args.json)
     memory.keep(results)
-    if args.json:
-        print(as_json(node, results))
-    else:
-        console.print(table(node, results))
-    return 0 if all(result.passed for result in results) else 1
+    return results
 
 
 def _alone(nproc: int, port: int, cuda: bool) -> World:

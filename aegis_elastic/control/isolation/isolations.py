@@ -123,7 +123,7 @@ class Isolations:
             self._note(node, "isolation.failed", outcome.message)
             left = TRIES_MAX - attempt
             then = f"tried again in {self._retry_s:g} s" if left else "given up"
-            by_hand = f"by hand: aegisctl taint {node} --isolation {self._driver.name}"
+            by_hand = f"by hand: aegisctl taint {node} --isolate --reason ..."
             self._page(f"isolation {node}", f"{outcome.message}; {then}; {by_hand}", True)
             if left:
                 await asyncio.sleep(self._retry_s)
