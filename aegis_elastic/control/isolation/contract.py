@@ -65,7 +65,8 @@ def unfit(node: str) -> str:
 
 def safe_reason(reason: str) -> str:
     """The reason with our mark before it, as it can stand on any command line and in any list."""
-    return f"{MARK} {_UNSAFE.sub(' ', clip(reason))}"[:REASON_CHARS_MAX].rstrip()
+    words = " ".join(_UNSAFE.sub(" ", clip(reason)).split())
+    return f"{MARK} {words}"[:REASON_CHARS_MAX].rstrip()
 
 
 async def ask(one: Driver, action: str, node: str, reason: str) -> Outcome:
