@@ -45,12 +45,12 @@ class AegisElasticAgent(IndependentBody):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As `NodeBody`."""
         super().__init__(*args, **kwargs)
-        # A signal has told us to end; what else comes is too late.
+        # A signal or the master has told us to end; what else comes is too late.
         self._leaving = False
 
     def _on_item(self, item: object) -> None:
         if self._leaving and not isinstance(item, (Signalled, Farewell)):
-            return  # A signal ends us: the ranks have their time, and no order may add to it or cut it.
+            return  # We end: the ranks have their time, and no order may add to it or cut it.
         if isinstance(item, Order):
             self._on_order(item)
         elif isinstance(item, Joined):
@@ -258,6 +258,7 @@ class AegisElasticAgent(IndependentBody):
             self._leave(2, refused.reason)
             return
         code = 0 if refused.reason.endswith(": Succeed") else self._set.isolate_exit_code
+        self._leaving = True  # or the order that goes to those who stay would make us wait as a spare
         self._stop_then(lambda: self._leave(code, refused.reason))
 
     def _on_bus(self, change: BusChanged) -> None:

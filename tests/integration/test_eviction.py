@@ -1,0 +1,102 @@
+"""A slow node leaves at a checkpoint boundary: the spare takes its place, training goes on from that very step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aegis_elastic.core import journal
+from aegis_elastic.core.events import Event, Saved
+from aegis_elastic.testing.netns import Net
+from tests.integration.harness import Job, Launch, hosts, wait_for
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.netns]
+STANDIN = Path(__file__).with_name("megatron_standin.py")
+FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
+
+
+class Eviction:
+    """Two nodes that train and one that waits, each on a host of its own."""
+
+    def __init__(self, job: Job, net: Net, script: Path, *args: str) -> None:
+        self.job = job
+        self.launches: list[Launch] = []
+        for host in net.hosts:
+            self.launches.append(
+                job.start(script, *args, host=host, env={"PYTHONPATH": str(STANDIN.parents[2])})
+            )
+            if len(self.launches) == 2:
+                job.wait_phase("RunCommand", 1)
+
+    def evict_second(self) -> None:
+        """Ask for it, when the spare is known to be fit."""
+        self.job.wait(lambda view: "fit" in self.names(), "a fit spare")
+        done = self.job.ctl("evict", self.second, "--reason", "1.4 times its peers")
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def second(self) -> str:
+        return str(self.job.view()["workers"][1]["name"])
+
+    def names(self) -> list[str]:
+        return [line.transition for line in self.job.journal()]
+
+    def made(self, name: str) -> Iterator[journal.Line]:
+        return (line for line in self.job.journal() if line.transition == name)
+
+    def event(self, name: str) -> Event:
+        return next(self.made(name)).event
+
+
+def steps_of(folder: Path, rank: int) -> dict[str, list[int]]:
+    """Life of training -> the steps that this rank ran in it."""
+    lives: dict[str, list[int]] = {}
+    for line in (folder / f"ckpt.steps.{rank}").read_text().splitlines():
+        life, step = line.split()
+        lives.setdefault(life, []).append(int(step))
+    return lives
+
+
+@pytest.mark.parametrize("how", ["sync", pytest.param("async", marks=pytest.mark.full)])
+def test_a_slow_node_leaves_at_megatrons_next_checkpoint(
+    tmp_path: Path, unmet: Callable[[str], None], how: str
+) -> None:
+    args = ["--save", "ckpt", "--load", "ckpt", "--save-interval", "5"]
+    args += ["--async-save"] if how == "async" else []
+    with (
+        hosts(3, tmp_path, unmet) as net,
+        Job(
+            tmp_path, nnodes="2", max_restarts=1, endpoint=f"{net.hosts[0].address}:29400", flags=FLAGS
+        ) as job,
+    ):
+        eviction = Eviction(job, net, STANDIN, *args)
+        first, slow, spare = eviction.launches
+        second = eviction.second
+        eviction.evict_second()
+        job.wait_phase("RunCommand", 2)
+        assert slow.wait() == 1
+        resumed = len(eviction.names())
+        job.wait(lambda view: "saved" in eviction.names()[resumed:], "a checkpoint after the eviction")
+        (tmp_path / "ckpt.done").touch()
+        assert [first.wait(), spare.wait()] == [0, 0]
+
+        names = eviction.names()
+        evicted = names.index("evict")
+        boundary = max(at for at, name in enumerate(names[:evicted]) if name == "saved")
+        assert names.index("marked") < names.index("may_evict") < boundary < evicted
+        saved = job.journal()[boundary].event
+        assert isinstance(saved, Saved)
+        assert saved.kind == "megatron"
+        status = job.status()
+        assert {worker["retries"] for worker in status["workers"]} == {0}, "not counted"
+        assert second not in {worker["name"] for worker in status["workers"]}
+        assert "evicted" in slow.output
+        for rank in (0, 1):
+            before, after = steps_of(tmp_path, rank).values()
+            assert after == list(range(saved.step + 1, after[-1] + 1)), "on from that very checkpoint"
+            beyond = before[-1] - saved.step
+            assert 0 <= beyond <= (1 if how == "sync" else 3)
+        assert [node["kind"] for node in job.report()["errorNodes"]] == ["slow"]
