@@ -2,8 +2,9 @@
 
     megatron_standin.py --save DIR --load DIR --save-interval 5 [--async-save] [--step-s 0.2]
 
-It ends at the first save after DIR.done has come. As in Megatron, an empty tracker ends the training with code 0. Every rank writes a line for each step to
-DIR.steps.<rank>, by which a test sees from where each start of training went on.
+It ends at the first save after DIR.done has come. As in Megatron, an empty tracker ends the training with
+code 0. Every rank writes a line for each step to DIR.steps.<rank>, by which a test sees from where each start
+of training went on.
 """
 
 from __future__ import annotations

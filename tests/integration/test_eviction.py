@@ -1,17 +1,15 @@
-"""A slow node leaves at a checkpoint boundary: the spare takes its place, training goes on from that very step."""
+"""A slow node leaves at a checkpoint boundary: a spare takes its place, and training goes on from that step."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from aegis_elastic.core import journal
-from aegis_elastic.core.events import Event, Saved
+from aegis_elastic.core.events import Saved
 from aegis_elastic.testing.netns import Net
-from tests.integration.harness import Job, Launch, hosts, wait_for
+from tests.integration.harness import Job, Launch, hosts
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.netns]
 STANDIN = Path(__file__).with_name("megatron_standin.py")
@@ -43,12 +41,6 @@ class Eviction:
 
     def names(self) -> list[str]:
         return [line.transition for line in self.job.journal()]
-
-    def made(self, name: str) -> Iterator[journal.Line]:
-        return (line for line in self.job.journal() if line.transition == name)
-
-    def event(self, name: str) -> Event:
-        return next(self.made(name)).event
 
 
 def steps_of(folder: Path, rank: int) -> dict[str, list[int]]:
