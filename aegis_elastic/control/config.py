@@ -39,6 +39,7 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     their run directories; `run_dir` overrides that. `resume`: whether a record that hasn't ended is continued
     (a requeue) or archived (an anonymous job's name means nothing to a later start). `leads`: the generation
     that this plane leads already, 0 before it has begun: whoever is restarted goes on with that one.
+    `metrics_port` None: no metrics are served.
     """
 
     directory: str
@@ -57,6 +58,8 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     attribution_s: float = 1.0
     hosts: tuple[str, ...] = ()
     fail_fast: bool = False
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
     nodes: NodesConfig = NodesConfig()
 
     @property

@@ -38,6 +38,7 @@ from aegis_elastic.control.monitoring import Monitoring
 from aegis_elastic.control.performer import Journal, Performer, set_aside
 from aegis_elastic.control.spare_desk import SpareDesk
 from aegis_elastic.core.liveness import Patience
+from aegis_elastic.observe.desk import MetricsDesk
 from aegis_elastic.store.contract import StoreUnavailable
 from aegis_elastic.store.jetstream import JetStreamStore, bucket_name
 
@@ -78,9 +79,7 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
     bus, system = await _connect(config, keys, certificate.pem, nats_port)
     doors: Doors | None = None
     try:
-        master, run_dir = await _make_master(config, keys, bus, nats_port)
-        monitoring = Monitoring(master.feed, master.status)
-        master.desks.add(monitoring)
+        master, monitoring, run_dir = await _make_master(config, keys, bus, nats_port)
 
         def on_connect(arrived: Message) -> None:
             come = advisories.parse_connect(arrived.data)
@@ -125,8 +124,10 @@ async def _lead_until_told(config: PlaneConfig, nats_port: int) -> None:
 
 async def _make_master(
     config: PlaneConfig, keys: PlaneKeys, bus: BusConnection, nats_port: int
-) -> tuple[Master, Path]:
-    """The master with the status that it goes on from, and the run directory of this generation."""
+) -> tuple[Master, Monitoring, Path]:
+    """The master with the status that it goes on from, its desk for notes, and the run directory of this
+    generation.
+    """
     asked = config.spec
     store = await JetStreamStore.open(bus, bucket_name("aegis", asked.namespace, asked.job_name))
     keeper = Keeper(store)
@@ -143,6 +144,7 @@ async def _make_master(
         return jwt, time.time() + config.jwt_life_s
 
     book = Journal(run_dir)
+    plane = {"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)}
     master = Master(
         keeper,
         Performer(bus, spec.namespace, spec.job_name),
@@ -155,7 +157,7 @@ async def _make_master(
         jwt_life_s=config.jwt_life_s,
         patience=Patience(silent_s=config.silent_s),
         attribution_s=config.attribution_s,
-        plane={"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)},
+        plane=plane,
         tell=tell,
     )
     master.desks.add(BoundaryDesk(master.feed))
@@ -163,7 +165,13 @@ async def _make_master(
     master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
     fresh = begun.name == "create"
     node_desk.sit_down(master.desks, master.feed, spec, config.nodes, store, fresh=fresh)
-    return master, run_dir
+    monitoring = Monitoring(master.feed, begun.status)
+    master.desks.add(monitoring)
+    if config.metrics_port is not None:
+        metrics = MetricsDesk(lambda: monitoring.usage, book.lines)
+        master.desks.add(metrics)
+        plane["metrics"] = await metrics.open(config.metrics_host, config.metrics_port)
+    return master, monitoring, run_dir
 
 
 def main() -> int:

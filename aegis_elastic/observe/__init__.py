@@ -1,0 +1,1 @@
+"""What other programs are shown of a job: metrics for Prometheus."""

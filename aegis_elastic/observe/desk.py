@@ -1,0 +1,68 @@
+"""The desk of the metrics: it follows the job's decisions and serves what they come to."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aegis_elastic.core.events import Event
+from aegis_elastic.core.journal import BadJournal, Line, walk
+from aegis_elastic.core.machine import Transition
+from aegis_elastic.core.messages import Message
+from aegis_elastic.core.model import Status
+from aegis_elastic.core.watch import Usage
+from aegis_elastic.observe.endpoint import Endpoint
+from aegis_elastic.observe.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsDesk:
+    """See `control.desks.Desk`."""
+
+    def __init__(
+        self,
+        usage: Callable[[], Mapping[str, Usage]],
+        earlier: Callable[[], Iterable[Line]],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`earlier`: the journal so far, the job's first line included."""
+        self._now = now
+        self._metrics = Metrics(usage, now)
+        self._endpoint = Endpoint(self._metrics.registry)
+        try:
+            for walked in walk(earlier()):
+                self._metrics.follow(walked.line.event, walked.made, walked.line.t)
+        except BadJournal as error:
+            logger.warning("the metrics begin anew: %s", error)
+
+    async def open(self, host: str, port: int) -> str:
+        """Serve; returns the URL, "" if it can't be: that is said in the log, and no reason to end."""
+        try:
+            return await self._endpoint.open(host, port)
+        except (OSError, OverflowError) as error:
+            logger.error("cannot serve metrics on %s port %d: %s", host, port, error)
+            return ""
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Nothing: what counts are decisions."""
+
+    def followed(self, status: Status, done: Sequence[tuple[Event, Transition]]) -> None:
+        """Count these."""
+        at = self._now()
+        for event, made in done:
+            self._metrics.follow(event, made, at)
+
+    def due_s(self) -> float:
+        """Never: whoever reads asks."""
+        return math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Nothing."""
+        return ()
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await self._endpoint.close()
