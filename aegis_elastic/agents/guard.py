@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 if TYPE_CHECKING or __name__ != "__main__":
+    from aegis_elastic.agents.guard_leaving import Leavers
     from aegis_elastic.agents.guard_ranks import (
         FORWARDED,
         PR_SET_CHILD_SUBREAPER,
@@ -63,6 +64,7 @@ else:
     # run as a program: isolated, so without the package. Last on the path, so that no stdlib module is
     # shadowed
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from guard_leaving import Leavers
     from guard_ranks import (
         FORWARDED,
         PR_SET_CHILD_SUBREAPER,
@@ -80,6 +82,7 @@ else:
 
 RUN, TERM, KILL = "run", "term", "kill"
 READ_SIZE = 1 << 16
+EXIT_UNCAUGHT = 1  # of a Python whose script ended in an exception
 
 
 class Guard:
@@ -111,6 +114,7 @@ class Guard:
         for fd in (channel.fileno(), self._wake_fd, self._launcher_fd):
             self._poll.register(fd, select.EPOLLIN)
         self._spares = SpareRoom(self._poll, self._send)
+        self._leavers = Leavers(self._poll)
         self._gates: dict[int, tuple[socket.socket, Rank]] = {}  # cold ranks that may tell of the gate
 
     def run(self) -> None:
@@ -147,6 +151,8 @@ class Guard:
             self._collect(self._watched[fd])
         elif self._spares.owns(fd):
             self._spares.on_ready(fd)
+        elif self._leavers.owns(fd):
+            self._left()
         elif fd in self._gates:  # else: its death was handled earlier in this round
             self._gate_passed(fd)
 
@@ -214,6 +220,7 @@ class Guard:
             return
         self._generation, self._failure_seen = generation, False
         started: list[Rank] = []
+        self._leavers.watch(specs)
         try:
             # all are told before the first is waited for: they get going side by side
             given = [self._spares.give(spec) for spec in specs]
@@ -323,6 +330,7 @@ class Guard:
                 self._killed.add(pid)
         if not left:
             self._phase, self._finished = RUN, self._closing
+            self._leavers.close()
             dead = sorted(self._killed - self._unkillable)
             self._send({**self._reply, "killed": dead, "unkillable": sorted(self._unkillable)})
 
@@ -356,11 +364,21 @@ class Guard:
         if rank.quiet:
             return
         by_itself = info.si_code == os.CLD_EXITED
-        failed = not by_itself or info.si_status != 0
+        code, signum = (info.si_status, None) if by_itself else (None, info.si_status)
+        self._tell_exit(rank, code, signum)
+
+    def _left(self) -> None:
+        """A rank that has failed and can only get in the way any more: told as the exit that it will be."""
+        for local_rank, pid in self._leavers.read():
+            rank = self._ranks.get(pid)
+            if rank is not None and rank.local_rank == local_rank and not rank.quiet and self._phase == RUN:
+                self._tell_exit(rank, EXIT_UNCAUGHT, None)
+                rank.quiet = True
+
+    def _tell_exit(self, rank: Rank, code: int | None, signum: int | None) -> None:
         # what dies after a stop order dies of it, and a clean end is no failure
-        first = (
-            failed and self._phase == RUN and rank.generation == self._generation and not self._failure_seen
-        )
+        current = self._phase == RUN and rank.generation == self._generation
+        first = code != 0 and current and not self._failure_seen
         self._failure_seen = self._failure_seen or first
         self._send(
             {
@@ -368,8 +386,8 @@ class Guard:
                 "generation": rank.generation,
                 "local_rank": rank.local_rank,
                 "pid": rank.pid,
-                "exit_code": info.si_status if by_itself else None,
-                "signal": None if by_itself else info.si_status,
+                "exit_code": code,
+                "signal": signum,
                 "monotonic_s": time.monotonic(),
                 "wall_s": time.time(),
                 "first": first,

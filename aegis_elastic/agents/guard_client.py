@@ -81,7 +81,8 @@ class RankSpec(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """A rank ended. One of ``exit_code`` and ``signal`` is set. ``first``: the first failure of its
+    """A rank ended, or is on its way out after an uncaught exception with nothing left to do (then its exit
+    is not told again). One of ``exit_code`` and ``signal`` is set. ``first``: the first failure of its
     generation, before any stop order (a clean end is no failure, and what dies after a stop order dies of
     it)."""
 

@@ -122,7 +122,8 @@ class Rank:
         self.local_rank = local_rank
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        self.quiet = False  # part of a group whose start failed: its end is no event
+        # its end is no event: it has been told, or its group's start failed
+        self.quiet = False
 
 
 def to_bytes(text: str) -> bytes:

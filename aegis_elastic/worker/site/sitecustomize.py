@@ -10,6 +10,8 @@ torchelastic's own format, as ``@record`` would: after the script has ended in a
 traceback on stderr, which is unchanged. Silent, stdlib only, and old syntax only: the rank's Python is the
 user's choice.
 
+Where the launcher watches progress, torch's optimizers are watched from inside (``worker/beat.py``).
+
 A process that is started as a warm spare waits here first, past its imports (``worker/gate.py``).
 """
 
@@ -20,6 +22,8 @@ _MARKER = "AEGIS_WORKER_SITE"
 # set by the guard: "<descriptor> pass" (say that we came by, so that this command may have spares) or
 # "<descriptor> hold <torch|plain> <packages to leave out, with commas>"
 _GATE = "AEGIS_WORKER_GATE"
+# the folder with the slots of this node's ranks (``worker/slot.py``): set where progress is to be watched
+_PROGRESS = "AEGIS_PROGRESS"
 _SITE_DIR = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -70,6 +74,15 @@ def _load(path: str) -> object:
     return module
 
 
+def _watch_progress() -> None:
+    worker = os.path.dirname(_SITE_DIR)
+    try:
+        beat, slot = (_load(os.path.join(worker, name)) for name in ("beat.py", "slot.py"))
+        beat.install(slot)  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - a Python that lacks something: training goes on unwatched
+        return
+
+
 def _fingerprint(path: str) -> object:
     try:
         status = os.stat(path)
@@ -102,6 +115,7 @@ def _record_uncaught(path: str) -> None:
     before = _fingerprint(path)
     previous_hook = sys.excepthook
     recorded: list[bool] = []
+    leaving: list[object] = []
 
     def record(value: object) -> None:
         # as @record: exceptions, not KeyboardInterrupt. A forked child's end is not the rank's. A file that
@@ -121,11 +135,22 @@ def _record_uncaught(path: str) -> None:
 
     def excepthook(kind: type, value: BaseException, trace: object) -> None:
         record(value)
+        try:
+            if isinstance(value, Exception) and os.getpid() == rank_pid:
+                leave = _load(os.path.join(os.path.dirname(_SITE_DIR), "leave.py"))
+                leaving[:] = [leave] if leave.ends_the_script() else []  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - then our end is seen when we have ended
+            leaving[:] = []
         previous_hook(kind, value, trace)  # type: ignore[arg-type]
 
     def at_exit() -> None:
         # for scripts that set a hook of their own and don't call ours: the interpreter keeps what it reported
         record(getattr(sys, "last_value", None))
+        try:
+            if leaving and os.getpid() == rank_pid:
+                leaving[0].say_goodbye(path)  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - as above
+            return
 
     sys.excepthook = excepthook
     atexit.register(at_exit)
@@ -145,6 +170,8 @@ def _start() -> None:
         # after theirs, so that a hook which it sets is called by ours
         if marked and error_file:
             _record_uncaught(error_file)
+        if marked and os.environ.get(_PROGRESS):
+            _watch_progress()
 
 
 _start()
