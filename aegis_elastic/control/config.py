@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from aegis_elastic.core.model import JobSpec
+from aegis_elastic.core.pace import FLOOR_S
 
 CONFIG_FILE = "plane.json"
 SOCKET_FILE = "plane.sock"
@@ -60,6 +61,7 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     fail_fast: bool = False
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
+    hang_after_s: float = FLOOR_S
     nodes: NodesConfig = NodesConfig()
 
     @property

@@ -35,6 +35,7 @@ from aegis_elastic.control.inquests import InquestDesk
 from aegis_elastic.control.keeper import Fenced, Keeper
 from aegis_elastic.control.master import Master
 from aegis_elastic.control.monitoring import Monitoring
+from aegis_elastic.control.pace import PaceDesk
 from aegis_elastic.control.performer import Journal, Performer, set_aside
 from aegis_elastic.control.spare_desk import SpareDesk
 from aegis_elastic.core.liveness import Patience
@@ -163,6 +164,8 @@ async def _make_master(
     master.desks.add(BoundaryDesk(master.feed))
     master.desks.add(SpareDesk(master.feed))
     master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
+    pace = {"floor_s": config.hang_after_s, "silent_s": config.silent_s}
+    master.desks.add(PaceDesk(master.feed, **pace, moved=master.note_moved))
     fresh = begun.name == "create"
     node_desk.sit_down(master.desks, master.feed, spec, config.nodes, store, fresh=fresh)
     monitoring = Monitoring(master.feed, begun.status)

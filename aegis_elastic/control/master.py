@@ -264,6 +264,10 @@ class Master:
             self._wake.set()
             self._tell_plane()
 
+    def note_moved(self, now_s: float) -> None:
+        """The step counter has moved: whoever is silent since before lives, since all step together."""
+        self._roll.moved_s = now_s
+
     def feed(self, event: Event) -> None:
         """Put an event in line."""
         self._events.append(event)

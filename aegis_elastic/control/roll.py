@@ -35,6 +35,7 @@ class Roll:
         self._keys: dict[str, str] = {}
         self.evidence: dict[str, tuple[Evidence, Error]] = {}
         self.unreachable: frozenset[str] = frozenset()
+        self.moved_s = float("-inf")  # when the step counter moved last
         self._environments: dict[str, Mapping[str, Scalar]] = {}
         self._figures: dict[str, dict[str, float]] = {}
         self._clocks: dict[str, Clock] = {}
@@ -139,7 +140,7 @@ class Roll:
 
     def judge(self, now_s: float) -> Judgement:
         """Who is lost, suspected, unreachable now."""
-        return judge(self._contacts.values(), now_s, self._patience)
+        return judge(self._contacts.values(), now_s, self._patience, self.moved_s)
 
     def all_acknowledged(self, seq_num: int) -> bool:
         """Whether every known agent has answered this order."""

@@ -1,11 +1,11 @@
 """Which agents are lost, which are merely unreachable, and which are suspected for the moment.
 
-Two independent ways tell of an agent: the bus (its connection and its reports) and the training network (its
-peers see it at the incarnation's TCPStore). An agent is *lost* when its process is known to have ended, which
-its closed connection shows if it doesn't come back at once, or when both ways have been silent for the
-timeout. Silent on the bus but seen by its peers, it is *unreachable*: a broken management network must not
-stop a healthy training. And when most agents fall silent together, it is the plane that is in trouble, not
-they.
+Three ways tell of an agent: the bus (its connection and its reports), the training network (its peers see it
+at the incarnation's TCPStore), and the step counter, which stands when one node is gone. An agent is *lost*
+when its process is known to have ended, which its closed connection shows if it doesn't come back at once, or
+when all ways have been silent for the timeout. Silent on the bus but seen by its peers, or while steps
+advance, it is *unreachable*: a broken management network must not stop a healthy training. And when most
+agents fall silent together, it is the plane that is in trouble, not they.
 """
 
 from __future__ import annotations
@@ -63,8 +63,12 @@ class Judgement(NamedTuple):
     next_s: float
 
 
-def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judgement:
-    """Judge every agent by what is known of it now."""
+def judge(
+    contacts: Iterable[Contact], now_s: float, patience: Patience, moved_s: float = float("-inf")
+) -> Judgement:
+    """Judge every agent by what is known of it now. `moved_s`: when the training's step counter moved last,
+    as others tell: ranks step together, so whoever has been silent since before that trains on.
+    """
     known = tuple(contacts)
     lost: list[tuple[str, str, str]] = []
     suspects: set[str] = set()
@@ -84,7 +88,10 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
             if contact.closed_why == STALE_CLOSE:
                 # A process that is stopped or starved for a while comes back, and its ranks have trained on.
                 confirm_s = max(confirm_s, contact.heard_s + patience.silent_s)
-            seen_since = contact.peers_saw_s > contact.closed_s + patience.hindsight_s
+            shown_s = contact.peers_saw_s
+            if contact.closed_why == STALE_CLOSE:
+                shown_s = max(shown_s, moved_s)
+            seen_since = shown_s > contact.closed_s + patience.hindsight_s
             if contact.closed_why == AWAY and not somebody:
                 continue
             if not seen_since or (contact.closed_why == CLEAN_CLOSE and not together):
@@ -102,12 +109,13 @@ def judge(contacts: Iterable[Contact], now_s: float, patience: Patience) -> Judg
     unreachable = {contact.worker for contact in silent}
     if not _plane_in_trouble(len(silent), len(known)):
         for contact in silent:
-            if now_s - contact.peers_saw_s >= patience.silent_s:
+            shown_s = max(contact.peers_saw_s, moved_s)
+            if now_s - shown_s >= patience.silent_s:
                 quiet_s = now_s - contact.heard_s
                 lost.append((contact.worker, contact.uid, f"silent for {quiet_s:.0f} s on every way"))
                 unreachable.discard(contact.worker)
             else:
-                next_s = min(next_s, contact.peers_saw_s + patience.silent_s)
+                next_s = min(next_s, shown_s + patience.silent_s)
     return Judgement(tuple(lost), frozenset(suspects), frozenset(unreachable), next_s)
 
 

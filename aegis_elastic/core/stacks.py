@@ -111,7 +111,7 @@ def compare(stacks: Mapping[int, Sequence[Frame]]) -> Comparison:
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank in sorted(stacks):
         if stacks[rank]:
-            groups.setdefault(_place(stacks[rank]), []).append(rank)
+            groups.setdefault(place(stacks[rank]), []).append(rank)
     # The lowest rank decides between equals, so that everybody gets the same answer.
     ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
     clusters = tuple(
@@ -132,12 +132,22 @@ def waits_in(stack: Iterable[Frame]) -> str:
     return ""
 
 
+def waits(stack: Iterable[Frame]) -> str:
+    """As `waits_in`, unless something of the user's runs inside that operation (a hook in backward may)."""
+    for frame in stack:
+        operation = waits_in((frame,))
+        if operation or not any(part in frame.file for part in _LIBRARIES):
+            return operation
+    return ""
+
+
 def own_frame(stack: Sequence[Frame]) -> Frame:
     """The innermost frame of the user's own code; the innermost at all if none is."""
     return next((frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)), stack[0])
 
 
-def _place(stack: Sequence[Frame]) -> tuple[object, ...]:
+def place(stack: Sequence[Frame]) -> tuple[object, ...]:
+    """What is equal for two stacks at the same place: all but the line of the innermost call."""
     innermost, *callers = stack
     return (innermost.function, innermost.file, *((each.function, each.file, each.line) for each in callers))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aegis_elastic.checks.budgets import ALL
-from aegis_elastic.launch import checkpoint_flags, monitor_flags, node_flags
+from aegis_elastic.launch import checkpoint_flags, monitor_flags, node_flags, pace_flags
 
 CHECK_PATH_KINDS = ("checkpoint", "data", "log", "shm")
 
@@ -73,6 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_plane(add)
     node_flags.add_node_flags(add, _seconds, _whole)
     checkpoint_flags.add_checkpoint_flags(add, Collect)
+    pace_flags.add_pace_flags(add, _seconds)
     monitor_flags.add_monitor_flags(add, _seconds, _whole)
 
 

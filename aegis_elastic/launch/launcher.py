@@ -196,6 +196,7 @@ class Launcher:
             silent_s=aegis.lost_timeout_s,
             hosts=(self._address, socket.gethostname()),
             fail_fast=aegis.fail_fast,
+            hang_after_s=aegis.hang_after_s,
             metrics_host=aegis.metrics_host,
             metrics_port=aegis.metrics_port,
             nodes=self._nodes_config(),

@@ -78,6 +78,8 @@ class AegisOptions:
     check_budgets: dict[str, float]
     gpus_per_node: int | None
     fail_fast: bool
+    progress: str
+    hang_after_s: float
     store: str | None
     taint_s: float
     probation_burn_s: float

@@ -7,6 +7,7 @@ import os
 from aegis_elastic.agents.boundary import BoundaryWatcher
 from aegis_elastic.agents.link import PlaneLink
 from aegis_elastic.agents.monitor import Monitor
+from aegis_elastic.agents.pace import PaceWatcher
 from aegis_elastic.agents.watchers import MakeWatcher
 from aegis_elastic.core.checkpoints.arguments import Place, places
 from aegis_elastic.launch.checkpoint_flags import NOWHERE
@@ -19,6 +20,9 @@ def makers(options: Options, link: PlaneLink) -> tuple[MakeWatcher, ...]:
     made: list[MakeWatcher] = [lambda wake: BoundaryWatcher(wake, watched)]
     if aegis.monitor == "on":
         made.append(lambda wake: Monitor(wake, link.note, aegis.monitor_interval_s))
+    if aegis.progress == "on":
+        node_name = link.identity.node_name
+        made.append(lambda wake: PaceWatcher(wake, aegis.hang_after_s, node_name))
     return tuple(made)
 
 

@@ -111,3 +111,19 @@ def test_after_its_own_restart_a_master_misses_only_who_is_late_when_others_have
     back = [away[0]._replace(heard_s=5.0), away[1]._replace(heard_s=5.5), away[2]]
     assert lost(back, 9.0) == set()
     assert lost(back, 10.0) == {"c"}
+
+
+def test_silent_on_every_way_while_steps_advance_it_is_unreachable_until_they_stop() -> None:
+    """Its store may be out of reach, too: ranks that step together are the third way."""
+    contacts = [contact("a", 0.0), *heard("b", "c", at_s=340.0)]
+    judged = judge(contacts, 340.0, PATIENCE, moved_s=339.0)
+    assert (judged.lost, judged.unreachable) == ((), frozenset({"a"}))
+    assert judge(contacts, 340.0, PATIENCE, moved_s=340.0 - PATIENCE.silent_s).lost
+
+
+def test_a_stale_connection_is_no_end_while_steps_advance_but_a_process_that_closed_it_has_ended() -> None:
+    def closed(why: str) -> list[Contact]:
+        return [contact("a", 0.0, closed_s=25.0, closed_why=why), *heard("b", "c", at_s=60.0)]
+
+    assert not judge(closed(STALE_CLOSE), 60.0, PATIENCE, moved_s=59.0).lost
+    assert judge(closed(CLEAN_CLOSE), 60.0, PATIENCE, moved_s=59.0).lost

@@ -1,0 +1,161 @@
+"""One rank as its agent sees it from outside: its slot, the state of its process, where it stands."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+
+from aegis_elastic.agents.slots import Sample, Save, SlotReader
+from aegis_elastic.core import stacks
+from aegis_elastic.core.pace import Own, RankFacts
+from aegis_elastic.core.stacks import Stack
+
+# A window of own work: at least so many iterations, at least so long.
+WINDOW_COUNT, WINDOW_S = 5, 2.0
+STEPS = 64
+
+
+class RankView:
+    """What is known of one rank of one incarnation. `look` looks again; `facts` says it."""
+
+    def __init__(self, rank: int, pid: int, slot: Path) -> None:
+        """`pid` is what the guard started: the rank, or a wrapper around it. `slot` may come into being."""
+        self.rank = rank
+        self._started_pid = pid
+        self._path = slot
+        self._reader: SlotReader | None = None
+        self._began_s = time.monotonic()
+        self._state, self._state_since_s = "", self._began_s
+        self._steps: deque[float] = deque(maxlen=STEPS)
+        self._taken = 0
+        self._samples: list[Sample] = []
+        self._window_s = self._began_s
+        self._own: Own | None = None
+        self._stack: Stack = ()
+        self._steady = 0
+        self._beat = (-1, 0, 0.0)  # step, beats, monotonic s of the last
+        self._said_longest_s = 0.0
+        self.ended = False
+
+    @property
+    def pid(self) -> int:
+        """The process that trains, as far as it has shown itself."""
+        writer = self._reader.pid() if self._reader is not None else 0
+        return writer if writer and _state(writer) else self._started_pid
+
+    @property
+    def beats(self) -> int:
+        """How many steps it has told of."""
+        return self._beat[1]
+
+    @property
+    def save(self) -> Save | None:
+        """The last checkpoint that its code told of."""
+        return self._reader.save() if self._reader is not None else None
+
+    def idle_s(self, now_s: float) -> float:
+        """Seconds since its last step, or since it was started."""
+        return max(0.0, now_s - (self._beat[2] or self._began_s))
+
+    def look(self, now_s: float) -> None:
+        """Look at its slot and its process (monotonic seconds)."""
+        if self._reader is None:
+            try:
+                self._reader = SlotReader(self._path)
+            except (OSError, ValueError):
+                self._reader = None  # it hasn't come so far, or is no Python with our site
+        if self._reader is not None:
+            self._read(self._reader, now_s)
+        state = _state(self.pid)
+        self.ended = not _state(self._started_pid)
+        if state != self._state:
+            self._state, self._state_since_s = state, now_s
+
+    def _read(self, reader: SlotReader, now_s: float) -> None:
+        beat, call = reader.beat(), reader.call()
+        step, beats, last_ns, longest_ns = -1, 0, 0, 0
+        if beat is not None:
+            step, beats, last_ns, longest_ns = beat.step, beat.beats, beat.last_ns, beat.longest_ns
+        if call is not None:
+            # who says its step knows better than we do
+            step, beats, last_ns = call.step, beats + call.calls, max(last_ns, call.last_ns)
+        before = self._beat
+        self._said_longest_s = max(self._said_longest_s, longest_ns / 1e9)
+        if beats > before[1]:
+            if before[1]:
+                # of several steps since the last look the pauses are told by the rank itself, if by anyone
+                took_s = (last_ns / 1e9 - before[2]) / (beats - before[1])
+                self._steps.append(took_s)
+                if beats > 3:
+                    self._said_longest_s = max(self._said_longest_s, took_s)
+            self._stack, self._steady = (), 0
+        self._beat = step, beats, last_ns / 1e9
+        work = reader.work(self._taken)
+        if work is not None and work.total > self._taken:
+            self._taken = work.total
+            self._samples += work.samples
+        full = len(self._samples) >= WINDOW_COUNT and now_s - self._window_s >= WINDOW_S
+        if work is not None and full:
+            self._own = _window((self._own.serial if self._own else 0) + 1, self._samples, work.cpu_ns / 1e3)
+            self._samples, self._window_s = [], now_s
+
+    def stands(self, stack: Stack) -> None:
+        """One more look at its stack found it there; () if it couldn't be read."""
+        same = bool(stack) and bool(self._stack) and stacks.place(stack) == stacks.place(self._stack)
+        self._steady = self._steady + 1 if same else int(bool(stack))
+        self._stack = stack
+
+    @property
+    def stack(self) -> Stack:
+        """Where it stood at the last look, () if nobody had reason to look since its last step."""
+        return self._stack
+
+    def stopped(self, now_s: float) -> float:
+        """How many seconds its process has been in a state in which it can't run; 0 if it can."""
+        return now_s - self._state_since_s if self._state in ("T", "Z", "X", "D") else 0.0
+
+    def facts(self, now_s: float) -> RankFacts:
+        """All of it, for a report."""
+        step, beats, _ = self._beat
+        return RankFacts(
+            rank=self.rank,
+            step=step,
+            beats=beats,
+            idle_s=round(self.idle_s(now_s), 3),
+            longest_s=round(self._said_longest_s, 3),
+            step_s=round(statistics.median(self._steps), 4) if self._steps else 0.0,
+            state=self._state,
+            state_s=round(now_s - self._state_since_s, 3),
+            stack=stacks.pack(self._stack),
+            steady=self._steady,
+            ended=self.ended,
+            own=self._own,
+        )
+
+    def close(self) -> None:
+        """Let go of its slot."""
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _window(serial: int, samples: list[Sample], cpu_us: float) -> Own:
+    return Own(
+        serial,
+        len(samples),
+        float(statistics.median(sample.first_us for sample in samples)),
+        float(statistics.median(sample.last_us for sample in samples)),
+        float(statistics.median(sample.step_us for sample in samples)),
+        max(0.0, cpu_us),
+    )
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for the process's main thread, "" if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the name in parentheses may itself hold spaces and parentheses
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return ""

@@ -1,0 +1,147 @@
+"""Which rank computes longer than its peers, and keeps all of them waiting.
+
+In a synchronous training everybody's step takes as long as the slowest rank's, so step times tell nothing.
+What a rank did between collectives does (`worker.beat`). Of each window of iterations every rank gives its
+median own work, up to the first collective and up to the last. A rank is slow in a window if one of them lies
+above its peers' median by more than `FACTOR_MIN`, by more than the peers differ among themselves, and by a
+part of the step that is worth mentioning. Where most look slow at once there is a common cause, and nobody
+is.
+
+One window proves nothing: a mark needs `BAD_WINDOWS` in a row, and goes away after `GOOD_WINDOWS` in a row.
+It is made only where moving the node out pays: what is won until the end against what a restart costs.
+A slow link shows in no rank's own work: it slows the collective itself, for everybody. The performance check
+finds that (`checks/allreduce.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from aegis_elastic.core.pace import Own
+
+# Comparing needs a majority: of two it can't be told whether one is slow or the other fast.
+RANKS_MIN = 3
+# Less than this many times the peers' median isn't called slow however sure it is.
+FACTOR_MIN = 1.15
+# The peers' own spread, in robust standard deviations, and the least spread that is believed: a handful of
+# peers may agree by chance.
+SIGMAS, SIGMA_MIN = 4.0, 0.02
+# What is lost must be at least this part of an iteration.
+SHARE_MIN = 0.05
+COUNT_MIN = 4
+BAD_WINDOWS, GOOD_WINDOWS = 3, 6
+# How much longer a job goes on is unknown; one that has run for long will for as long again. At least this.
+LEFT_S_MIN = 3600.0
+# What moving a node out costs as long as this job has no figure of its own: stop, checks, start, first step.
+COST_S = 60.0
+_MAD_SIGMA = 1.4826
+
+
+class Slow(NamedTuple):
+    """A rank that keeps its peers waiting. Times in µs, `share` is what is lost of every iteration."""
+
+    rank: int
+    own_us: float
+    peers_us: float
+    step_us: float
+    cpu_us: float
+    peers_cpu_us: float
+    where: str
+
+    @property
+    def ratio(self) -> float:
+        """How many times its peers' median."""
+        return self.own_us / self.peers_us
+
+    @property
+    def share(self) -> float:
+        """The part of an iteration that everybody loses to it."""
+        return min(1.0, (self.own_us - self.peers_us) / max(self.step_us, self.own_us))
+
+    def describe(self) -> str:
+        """With numbers, for a person."""
+        grew = self.cpu_us / self.peers_cpu_us if self.peers_cpu_us > 0 else 1.0
+        why = (
+            f"it computes more ({self.cpu_us / 1000:.3g} ms CPU a step, peers {self.peers_cpu_us / 1000:.3g})"
+            if grew > 1 + (self.ratio - 1) / 2
+            else "it doesn't compute more: starved, throttled, or waiting for data"
+        )
+        return (
+            f"rank {self.rank} takes {self.own_us / 1000:.3g} ms of own work {self.where}, its peers "
+            f"{self.peers_us / 1000:.3g} ms ({self.ratio:.2f} times; {self.share:.0%} of each step is lost): "
+            f"{why}"
+        )
+
+
+def slow_ranks(window: Mapping[int, Own]) -> dict[int, Slow]:
+    """Who is slow in this window. Empty if most seem so, or if there are too few to compare."""
+    known = {rank: own for rank, own in window.items() if own.count >= COUNT_MIN}
+    if len(known) < RANKS_MIN:
+        return {}
+    found: dict[int, Slow] = {}
+    for part, where in (
+        ("first_us", "before its first collective"),
+        ("last_us", "before its last collective"),
+    ):
+        times = {rank: max(1.0, float(getattr(own, part))) for rank, own in known.items()}
+        slow = {
+            rank: _compared(rank, times[rank], peers, known, where)
+            for rank in times
+            if _behind(times[rank], peers := [time for other, time in times.items() if other != rank])
+        }
+        # A third of them is no exception any more; of three ranks one may be.
+        if slow and len(slow) <= max(1, len(times) // 3):
+            for rank, one in slow.items():
+                if one.share >= SHARE_MIN and one.share > (found[rank].share if rank in found else 0.0):
+                    found[rank] = one
+    return found
+
+
+def _behind(time_us: float, peers: list[float]) -> bool:
+    logs = [math.log(peer) for peer in peers]
+    middle = statistics.median(logs)
+    spread = _MAD_SIGMA * statistics.median(abs(log - middle) for log in logs)
+    if len(logs) < 4:
+        # the median deviation of two or three says little: the whole range of them counts
+        spread = max(spread, (max(logs) - min(logs)) / 2)
+    return math.log(time_us) - middle > max(math.log(FACTOR_MIN), SIGMAS * max(spread, SIGMA_MIN))
+
+
+def _compared(rank: int, own_us: float, peers: list[float], known: Mapping[int, Own], where: str) -> Slow:
+    others = [own for other, own in known.items() if other != rank]
+    return Slow(
+        rank,
+        own_us,
+        statistics.median(peers),
+        known[rank].step_us,
+        known[rank].cpu_us,
+        statistics.median(own.cpu_us for own in others),
+        where,
+    )
+
+
+class Watch(NamedTuple):
+    """What is remembered of the nodes between windows: bad windows in a row, good ones, who is marked."""
+
+    bad: Mapping[str, int] = {}
+    good: Mapping[str, int] = {}
+    marked: frozenset[str] = frozenset()
+
+
+def follow(watch: Watch, slow: frozenset[str], nodes: frozenset[str]) -> Watch:
+    """The next memory after a window in which these nodes were slow. Nodes that have left are forgotten, but
+    for their marks, which only good windows take away.
+    """
+    bad = {node: watch.bad.get(node, 0) + 1 for node in slow & nodes}
+    good = {node: watch.good.get(node, 0) + 1 for node in nodes - slow}
+    marked = watch.marked | {node for node, count in bad.items() if count >= BAD_WINDOWS}
+    marked -= {node for node, count in good.items() if count >= GOOD_WINDOWS}
+    return Watch(bad, good, marked)
+
+
+def pays(share: float, trained_s: float, cost_s: float = COST_S) -> bool:
+    """Whether moving the node out wins more than it costs: `share` of all the time that is left."""
+    return share * max(trained_s, LEFT_S_MIN) > cost_s

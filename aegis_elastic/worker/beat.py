@@ -1,0 +1,221 @@
+"""How far training is and how long its own work takes, noticed from torch's own hooks, without its code.
+
+torch calls a global hook before and after every optimizer's step. After it the rank's slot gets the step and
+the time (about a microsecond, no system call). An optimizer that steps another one inside (Megatron's,
+accelerate's) has made one step, and several optimizers side by side make one step when each has made its own.
+
+*Own work* is what a rank computed, as opposed to waiting for its peers. When an optimizer begins its step,
+all collectives of the iteration are over and all ranks are about equally far; so the time from there to the
+next iteration's first collective is this rank's own (the step, the loader, forward, some of backward), and
+so is the time to its last one as far as collectives are only handed over in between, as DDP does. When they
+were handed over is in torch's flight recorder, which is read now and then: reading costs some milliseconds,
+so it is done the more rarely the longer it takes.
+
+Nothing here may raise, print, or leave a thread. Standard library only and old syntax: it is loaded by path
+into whatever Python the user runs.
+"""
+
+import os
+import sys
+import time
+from _collections import deque  # type: ignore[import-not-found]  # what `collections` has, without its cost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+HOOKED = "torch.optim.optimizer"
+# A look at the flight recorder: every so often, or so rarely that it takes this share of the time.
+LOOK_NS = 2 * 10**9
+LOOK_SHARE = 300
+# The first pauses are compilation and warming up: they say nothing about later ones.
+WARM_BEATS = 3
+# An optimizer that was stepped first but hasn't been for so many steps of others isn't coming back.
+GONE_BEATS = 256
+MARKS = 512
+OPTIMIZERS_MAX = 4096  # one for each parameter is a thing that people do
+
+
+class Beat:
+    """The hooks of one process and what they remember. ``slot`` is a ``Slot`` of ``worker/slot.py``."""
+
+    def __init__(self, slot: "Any") -> None:
+        self._slot = slot
+        self._outer = 0  # id of the optimizer whose step runs; 0: none does
+        self._inner = 0  # id of one that made a step inside
+        self._counts = {}  # type: dict[int, int]
+        self._step = 0
+        self._beats = 0
+        self._first_ns = self._last_ns = self._longest_ns = 0
+        self._leader = 0  # id of the optimizer whose steps are the iterations
+        self._leader_beat = 0
+        self._marks = deque(maxlen=MARKS)  # type: deque[tuple[int, int]]  # iteration, wall ns of its step
+        self._iterations = 0
+        self._sampled = 0
+        self._look_ns = 0
+        self._cpu = (0, 0)  # iterations, CPU ns of the main thread, at the last look
+        self._on = True
+
+    def before(self, optimizer: "Any", args: "Any", kwargs: "Any") -> None:
+        """torch's hook before a step."""
+        if not self._on or self._outer:
+            return
+        self._outer = key = id(optimizer)
+        if key == self._leader:
+            self._iterations += 1
+            self._marks.append((self._iterations, time.time_ns()))
+
+    def after(self, optimizer: "Any", args: "Any", kwargs: "Any") -> None:
+        """torch's hook after a step. What goes wrong here ends the watching, never the training."""
+        if not self._on:
+            return
+        try:
+            key = id(optimizer)
+            outer = self._outer
+            # twice inside one step: then the outer one never came to its end, and this is no inner one
+            if outer and outer != key and self._inner != key:
+                self._inner = key
+                return
+            self._outer = self._inner = 0
+            now_ns = time.monotonic_ns()
+            counts = self._counts
+            count = counts.get(key, -1) + 1
+            if count == 0:
+                count = max(self._step, 1)  # new beside others, or in place of another
+                if len(counts) >= OPTIMIZERS_MAX:
+                    counts.clear()
+            counts[key] = count
+            if count > self._step:
+                self._step = count
+            self._beats = beats = self._beats + 1
+            if beats == 1:
+                self._first_ns = now_ns
+            elif beats > WARM_BEATS and now_ns - self._last_ns > self._longest_ns:
+                self._longest_ns = now_ns - self._last_ns
+            self._last_ns = now_ns
+            self._slot.beat(beats, self._step, now_ns, self._first_ns, self._longest_ns)
+            if key == self._leader:
+                self._leader_beat = beats
+                if now_ns >= self._look_ns:
+                    self._look(now_ns)
+            elif beats - self._leader_beat > GONE_BEATS or not self._leader:
+                self._leader, self._leader_beat = key, beats
+                self._look_ns = now_ns + LOOK_NS
+                self._marks.clear()
+        except Exception:  # noqa: BLE001 - as the docstring says
+            self.stop()
+
+    def stop(self) -> None:
+        """Do nothing any more: in a forked child, which is not the rank, or because something went wrong."""
+        self._on = False
+
+    # ------------------------------------------------------------ own work
+
+    def _look(self, now_ns: int) -> None:
+        began_ns = time.perf_counter_ns()
+        try:
+            entries = _entries()
+            samples = own_work(entries, list(self._marks), self._sampled) if entries else []
+        except Exception:  # noqa: BLE001 - another torch, another form: then own work isn't known
+            self._look_ns = 1 << 62
+            return
+        cpu_ns = time.thread_time_ns()
+        look_ns = time.perf_counter_ns() - began_ns
+        self._look_ns = now_ns + max(LOOK_NS, look_ns * LOOK_SHARE)
+        iterations, before_ns = self._cpu
+        self._cpu = self._iterations, cpu_ns
+        if samples:
+            self._sampled = samples[-1][0]
+            self._slot.own(samples, (cpu_ns - before_ns) // max(1, self._iterations - iterations), look_ns)
+
+
+def own_work(
+    entries: "list[dict[str, Any]]", marks: "list[tuple[int, int]]", after: int
+) -> "list[tuple[int, int, int, int]]":
+    """Samples of the iterations after number ``after``: (iteration, own work up to its first and up to its
+    last collective, all of it), in microseconds.
+
+    ``entries`` are the flight recorder's, ``marks`` (iteration, wall ns at which its step began). Where the
+    device reports how long collectives took (NCCL with timing), what is left of the iteration is own work.
+    """
+    created = sorted((entry["time_created_ns"], entry.get("duration_ms") or 0.0) for entry in entries)
+    samples = []  # type: list[tuple[int, int, int, int]]
+    at = 0
+    for place in range(1, len(marks)):
+        begin, (iteration, end) = marks[place - 1][1], marks[place]
+        while at < len(created) and created[at][0] <= begin:
+            at += 1
+        first = at
+        while at < len(created) and created[at][0] < end:
+            at += 1
+        if iteration <= after or first == at or not created or created[0][0] > begin:
+            continue  # known already, without collectives, or older than the recorder's memory
+        last_us = (created[at - 1][0] - begin) // 1000
+        waited_us = int(sum(entry[1] for entry in created[first:at]) * 1000)
+        if waited_us:
+            last_us = (end - begin) // 1000 - waited_us
+        samples.append((iteration, (created[first][0] - begin) // 1000, last_us, (end - begin) // 1000))
+    return samples
+
+
+def _entries() -> "list[Any]":
+    """What torch's flight recorder holds of this process; empty without process groups."""
+    torch = sys.modules.get("torch")
+    distributed = sys.modules.get("torch.distributed")
+    if torch is None or distributed is None or not distributed.is_initialized():
+        return []
+    dump = getattr(getattr(getattr(torch, "_C", None), "_distributed_c10d", None), "_dump_fr_trace", None)
+    if dump is None:
+        return []
+    import pickle
+
+    # torch's own bytes, of this very process
+    return list(pickle.loads(dump(True, False, False)).get("entries", ()))  # noqa: S301
+
+
+# ------------------------------------------------------------ getting there
+
+
+class _Finder:
+    """Finds nothing. It is asked at every import, and so learns when torch's optimizers are there."""
+
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> None:
+        if _register(self._beat):
+            try:
+                sys.meta_path.remove(self)
+            except ValueError:
+                return  # another thread's import was quicker
+
+
+def _register(beat: Beat) -> bool:
+    module = sys.modules.get(HOOKED)
+    before = getattr(module, "register_optimizer_step_pre_hook", None)
+    after = getattr(module, "register_optimizer_step_post_hook", None)
+    if before is None or after is None:
+        return False
+    before(beat.before)
+    after(beat.after)
+    return True
+
+
+# A compiled step calls these as they are: the compiler would look for a module that can't be found by name.
+for _hook in (Beat.before, Beat.after):
+    _hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def install(slots: "ModuleType") -> None:
+    """Watch this process from now on, if the launcher asks for it. Silent, whatever happens."""
+    folder, rank = os.environ.get(slots.VARIABLE), os.environ.get("RANK", "")
+    if not folder or not rank.isdigit():
+        return
+    try:
+        beat = Beat(slots.Slot(os.path.join(folder, rank)))
+    except OSError:
+        return  # the launcher is gone, or its memory is full: then nobody reads, either
+    os.register_at_fork(after_in_child=beat.stop)
+    if not _register(beat):
+        sys.meta_path.insert(0, _Finder(beat))

@@ -1,0 +1,51 @@
+"""What training code may say of itself where torch's hooks can't know it: its step, a complete checkpoint.
+
+Without the launcher (or with `--aegis-progress off`) both do nothing, so scripts run everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from aegis_elastic.worker import slot as slots
+
+_lock = threading.Lock()
+# (pid, slot): a forked child is another process with the same rank, and its words count too
+_opened: tuple[int, slots.Slot | None] = (0, None)
+
+
+def progress(step: int) -> None:
+    """Say that training has done `step`. Not needed with torch's optimizers, whose steps are seen anyway."""
+    slot = _slot()
+    if slot is not None:
+        with _lock:
+            slot.call(int(step), time.monotonic_ns())
+
+
+def checkpoint_saved(step: int, path: str | os.PathLike[str]) -> None:
+    """Say that the checkpoint of `step` at `path` is complete. Not needed for the frameworks that are known.
+
+    Say it on one rank, after everything is written: from then on a slow node may be moved out, and training
+    continues from there. ValueError for a path of more than 2048 bytes.
+    """
+    slot = _slot()
+    if slot is not None:
+        with _lock:
+            slot.saved(int(step), time.time_ns(), os.path.abspath(path))
+
+
+def _slot() -> slots.Slot | None:
+    global _opened
+    pid, slot = _opened
+    if pid != os.getpid():
+        folder, rank = os.environ.get(slots.VARIABLE), os.environ.get("RANK", "")
+        slot = None
+        if folder and rank.isdigit():
+            try:
+                slot = slots.Slot(os.path.join(folder, rank))
+            except OSError:
+                slot = None  # the launcher is gone: nobody is there to hear it
+        _opened = os.getpid(), slot
+    return slot

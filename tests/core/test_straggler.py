@@ -1,0 +1,102 @@
+"""Who computes longer than its peers; and the many ways in which nobody does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aegis_elastic.core.pace import Own
+from aegis_elastic.core.straggler import BAD_WINDOWS, GOOD_WINDOWS, Watch, follow, pays, slow_ranks
+
+
+def own(
+    first_ms: float, last_ms: float, step_ms: float = 200.0, cpu_ms: float = 100.0, count: int = 10
+) -> Own:
+    return Own(1, count, first_ms * 1e3, last_ms * 1e3, step_ms * 1e3, cpu_ms * 1e3)
+
+
+def window(*first_ms: float) -> dict[int, Own]:
+    return {rank: own(time, time * 1.2) for rank, time in enumerate(first_ms)}
+
+
+def test_thirty_percent_more_work_is_seen_with_numbers() -> None:
+    found = slow_ranks(window(100, 101, 130, 99))
+    assert set(found) == {2}
+    assert "rank 2 takes" in found[2].describe()
+    assert "1.30 times" in found[2].describe()
+
+
+def test_slowness_in_backward_shows_before_the_last_collective() -> None:
+    ranks = {rank: own(100, 140) for rank in range(4)} | {1: own(101, 180)}
+    assert set(slow_ranks(ranks)) == {1}
+    assert "before its last collective" in slow_ranks(ranks)[1].describe()
+
+
+def test_the_reason_says_whether_it_computes_more_or_is_kept_from_it() -> None:
+    peers = {rank: own(100, 120) for rank in range(3)}
+    assert "it computes more" in slow_ranks(peers | {3: own(140, 160, cpu_ms=142)})[3].describe()
+    assert "starved, throttled, or waiting" in slow_ranks(peers | {3: own(140, 160)})[3].describe()
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("all alike", window(100, 101, 99, 100)),
+        ("the victims of a slow rank wait, which is no own work", window(100, 100, 100, 100)),
+        ("most are slow: a common cause", window(100, 140, 141, 142)),
+        ("two of four", window(100, 100, 140, 140)),
+        ("stages of a pipeline have different work", window(60, 100, 140, 180)),
+        ("much more of next to nothing", {r: own(1.0 + (r == 2), 1.2 + (r == 2)) for r in range(4)}),
+        ("a few iterations only", {r: own(100 + 50 * (r == 2), 120, count=2) for r in range(4)}),
+        ("two can't tell who is slow", window(100, 150)),
+        ("nobody", {}),
+        ("a fast one", window(100, 100, 60, 100)),
+    ],
+)
+def test_nobody_is_slow(name: str, ranks: dict[int, Own]) -> None:
+    assert slow_ranks(ranks) == {}, name
+
+
+def test_noise_that_hits_everybody_alike_marks_nobody() -> None:
+    """Twenty runs of a hundred windows of loaded nodes: medians wander by a tenth, together and apart."""
+    chance = random.Random(7)
+    marked: list[str] = []
+    for _ in range(20):
+        watch, nodes = Watch(), frozenset("abcd")
+        for _ in range(100):
+            weather = chance.uniform(0.8, 2.0)
+            times = [100 * weather * chance.lognormvariate(0, 0.06) for _ in nodes]
+            slow = frozenset("abcd"[rank] for rank in slow_ranks(window(*times)))
+            watch = follow(watch, slow, nodes)
+            marked += watch.marked
+    assert not marked
+
+
+def test_a_mark_takes_windows_in_a_row_and_so_does_its_end() -> None:
+    nodes, watch = frozenset("abc"), Watch()
+    for number in range(BAD_WINDOWS):
+        assert not watch.marked
+        watch = follow(watch, frozenset("b"), nodes)
+        assert (number + 1 >= BAD_WINDOWS) == ("b" in watch.marked)
+    for _ in range(GOOD_WINDOWS - 1):
+        watch = follow(watch, frozenset(), nodes)
+        assert watch.marked == {"b"}
+    assert not follow(watch, frozenset(), nodes).marked
+
+
+def test_one_good_window_begins_the_count_anew() -> None:
+    nodes, watch = frozenset("abc"), Watch()
+    for slow in ("b", "b", "", "b", "b", "", "c", "b"):
+        watch = follow(watch, frozenset(slow), nodes)
+    assert not watch.marked
+
+
+def test_a_marked_node_that_has_left_keeps_its_mark() -> None:
+    assert follow(Watch(marked=frozenset("b")), frozenset(), frozenset("ac")).marked == {"b"}
+
+
+def test_moving_out_must_pay() -> None:
+    assert pays(0.2, trained_s=60.0)
+    assert not pays(0.01, trained_s=60.0)
+    assert pays(0.01, trained_s=86400.0), "a job that has run for a day will run on"
