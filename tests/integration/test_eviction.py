@@ -1,4 +1,4 @@
-"""A slow node leaves at a checkpoint boundary: a spare takes its place, and training goes on from that step."""
+"""A slow node leaves at a checkpoint boundary; a spare takes its place, training goes on from that step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from aegis_elastic.core.events import Saved
 from aegis_elastic.testing.netns import Net
+from tests.integration.frameworks import HF_TRAINER, LIGHTNING, python_with_frameworks
 from tests.integration.harness import Job, Launch, hosts
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.netns]
@@ -41,6 +42,16 @@ class Eviction:
 
     def names(self) -> list[str]:
         return [line.transition for line in self.job.journal()]
+
+    def evicted_at(self) -> Saved:
+        """The boundary; the journal has mark, boundary and eviction in that order."""
+        names = self.names()
+        evicted = names.index("evict")
+        boundary = max(at for at, name in enumerate(names[:evicted]) if name == "saved")
+        assert names.index("marked") < names.index("may_evict") < boundary < evicted
+        saved = self.job.journal()[boundary].event
+        assert isinstance(saved, Saved)
+        return saved
 
 
 def steps_of(folder: Path, rank: int) -> dict[str, list[int]]:
@@ -75,12 +86,7 @@ def test_a_slow_node_leaves_at_megatrons_next_checkpoint(
         (tmp_path / "ckpt.done").touch()
         assert [first.wait(), spare.wait()] == [0, 0]
 
-        names = eviction.names()
-        evicted = names.index("evict")
-        boundary = max(at for at, name in enumerate(names[:evicted]) if name == "saved")
-        assert names.index("marked") < names.index("may_evict") < boundary < evicted
-        saved = job.journal()[boundary].event
-        assert isinstance(saved, Saved)
+        saved = eviction.evicted_at()
         assert saved.kind == "megatron"
         status = job.status()
         assert {worker["retries"] for worker in status["workers"]} == {0}, "not counted"
@@ -92,3 +98,33 @@ def test_a_slow_node_leaves_at_megatrons_next_checkpoint(
             beyond = before[-1] - saved.step
             assert 0 <= beyond <= (1 if how == "sync" else 3)
         assert [node["kind"] for node in job.report()["errorNodes"]] == ["slow"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "text", "option"),
+    [("hf", HF_TRAINER, "--output_dir"), ("lightning", LIGHTNING, "--default_root_dir")],
+)
+def test_a_slow_node_leaves_at_the_next_checkpoint_of_a_real_framework(
+    tmp_path: Path, unmet: Callable[[str], None], kind: str, text: str, option: str
+) -> None:
+    """Hugging Face's Trainer and Lightning as they come from PyPI; the scripts know nothing of us."""
+    python = python_with_frameworks(unmet)
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    env = {"PYTHON_EXEC": python}
+    with (
+        hosts(3, tmp_path, unmet) as net,
+        Job(tmp_path, nnodes="2", endpoint=f"{net.hosts[0].address}:29400", flags=FLAGS, env=env) as job,
+    ):
+        eviction = Eviction(job, net, script, option, "ckpt")
+        first, slow, spare = eviction.launches
+        eviction.evict_second()
+        job.wait_phase("RunCommand", 2)
+        assert [launch.wait() for launch in (slow, first, spare)] == [1, 0, 0]
+        saved = eviction.evicted_at()
+        assert saved.kind == kind
+        for rank in (0, 1):
+            before, after = steps_of(tmp_path, rank).values()
+            assert after == list(range(saved.step + 1, 13)), "on from that very checkpoint"
+            assert 0 <= before[-1] - saved.step <= 1
