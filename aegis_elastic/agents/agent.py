@@ -23,11 +23,12 @@ from aegis_elastic.agents.news import AtEnd, Met, NextStore, PeersEnded
 from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.agents.told import told, told_all
-from aegis_elastic.core.attribution import clues_of
+from aegis_elastic.core.attribution import clues_of, says_fallback
 from aegis_elastic.core.messages import MessageType, ReportData
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.orders import Action, Order
 from aegis_elastic.core.ranks import Seat
+from aegis_elastic.core.words import Look
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ class AegisElasticAgent(IndependentBody):
             self._on_met(item)
         elif isinstance(item, AtEnd):
             self._on_end(item)
+        elif isinstance(item, Look):
+            if self._looking is not None:
+                self._looking.begin(item)
         elif item in ("store", "look"):
             self._say_again()
 
@@ -213,6 +217,8 @@ class AegisElasticAgent(IndependentBody):
             detect_s = time.monotonic() - ranks.first_failure_s
             failures = ranks.failures()
             self._narrate(told(failures[0]))
+            if any(says_fallback(failure) for failure in failures):
+                self._narrate("THE CHECKPOINT CAN'T BE READ: training has to resume from the one before")
             self._fail(told(failures[0]), failures, detect_s)
         elif not ranks.running:
             self._say(MessageType.FINISH, ReportData(state="finished"))

@@ -40,6 +40,7 @@ from aegis_elastic.agents.guard_client import (
 )
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, PlaneLink
+from aegis_elastic.agents.looking import Looking
 from aegis_elastic.agents.news import NextStore, PeersEnded
 from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.requests import CheckSettings
@@ -139,7 +140,8 @@ class NodeBody(SeamAgent):
         self._old_peers: Peers | None = None
         self._checks = Checking(identity, settings.checks, self._selector, narrate, self._conclude_checks)
         look = partial(inbox.put, "look")
-        self._watchers = Watchers(settings.watchers, look)
+        self._looking: Looking | None = None
+        self._watchers = Watchers((*settings.watchers, self._make_looking), look)
         gpus = requests.count_gpus()
         self._fitness = Fitness(
             identity, settings.checks, settings.spare_checks, gpus, self._selector, look
@@ -372,6 +374,10 @@ class NodeBody(SeamAgent):
         if pids:  # under the stock torchrun the ranks are not ours to look at
             world = _world_size(order)
             self._watchers.started(Watched(order.incarnation, seat, pids, ranks.logs, Path.cwd(), world))
+
+    def _make_looking(self, wake: Callable[[], None]) -> Looking:
+        self._looking = Looking(self._me, self._set.checks, wake)
+        return self._looking
 
     def _environment_of_rank(self, env: Mapping[str, str]) -> dict[str, str]:
         return prepare_env({**env, **self._watchers.environment()})

@@ -346,6 +346,8 @@ class PlaneLink:
             await self._take_jwt(word.jwt)
         elif isinstance(word, words.Dismissal):
             self._inbox.put(Refused(word.reason, usage=False))
+        elif isinstance(word, words.Look):
+            self._inbox.put(word)
         elif isinstance(word, words.Recall):
             self._again(word.reason)
         else:

@@ -33,6 +33,7 @@ from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, writ
 from aegis_elastic.control.doors import AddressTaken, Doors
 from aegis_elastic.control.inquests import InquestDesk
 from aegis_elastic.control.keeper import Fenced, Keeper
+from aegis_elastic.control.looks import LookDesk
 from aegis_elastic.control.master import Master
 from aegis_elastic.control.monitoring import Monitoring
 from aegis_elastic.control.pace import PaceDesk
@@ -146,9 +147,10 @@ async def _make_master(
 
     book = Journal(run_dir)
     plane = {"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)}
+    performer = Performer(bus, spec.namespace, spec.job_name)
     master = Master(
         keeper,
-        Performer(bus, spec.namespace, spec.job_name),
+        performer,
         book,
         begun,
         begun_at,
@@ -163,6 +165,9 @@ async def _make_master(
     )
     master.desks.add(BoundaryDesk(master.feed))
     master.desks.add(SpareDesk(master.feed))
+    looks = LookDesk(performer.say)
+    master.desks.add(looks)
+    master.desks.clerks |= looks.clerks
     master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
     pace = {"floor_s": config.hang_after_s, "silent_s": config.silent_s}
     master.desks.add(PaceDesk(master.feed, **pace, moved=master.note_moved))

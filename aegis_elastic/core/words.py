@@ -42,13 +42,26 @@ class Renew(_Word, tag="renew", frozen=True, rename="camel"):
     reason: str
 
 
+class Look(_Word, tag="look", frozen=True, rename="camel"):
+    """An operator wants this node looked at, beside whatever it does: run `checks`, or load its devices for
+    `burn_s` seconds. `look` names the request; `world` (the fields of `checks.request.World`) is where the
+    collective checks meet.
+    """
+
+    look: str
+    checks: tuple[str, ...] = ()
+    budgets_s: dict[str, float] = {}
+    burn_s: float = 0.0
+    world: dict[str, int | str] = {}
+
+
 class FinalReport(_Word, tag="finalReport", frozen=True, rename="camel"):
     """The job's report, sent to everybody just before the order to close."""
 
     report: Report
 
 
-Word = Renewal | Dismissal | Recall | Renew | FinalReport
+Word = Renewal | Dismissal | Recall | Renew | Look | FinalReport
 
 _decoder = msgspec.json.Decoder(Word)
 

@@ -27,7 +27,7 @@ _ABOUT = """\
 Looks at a job of aegis-run, and asks its master to act.
 
 Which job: --run-dir, or --job (or AEGIS_JOB), or else the only live job of yours on this machine.
-check, bootcheck and burn look at this machine and ask about no job.
+check, bootcheck and burn look at this machine; with --job or --run-dir at every node of that job.
 """
 _AFTER = "Exit codes: 0 fine, 1 a finding or a failed job, 2 wrong use, 3 no such job."
 
@@ -88,18 +88,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     told = add("signatures", _signatures, "Say of every line of a log what it tells, and what fits.", as_json)
     told.add_argument("log", metavar="FILE|-", help="a log file; - reads standard input")
-    node_checks.add_commands(add, as_json)
+    node_checks.add_commands(add, as_json, _way_to)
     for name in ("quit", "stop"):
         leave = add(name, _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
         leave.add_argument("--reason", default=f"asked by aegisctl {name}", help="why, for the report")
-    asking.add_commands(add, lambda args: admin.load(_run_dir(args)))
-    nodes.add_commands(add, as_json, lambda args: admin.load(_run_dir(args)))
+    asking.add_commands(add, _way_to)
+    nodes.add_commands(add, as_json, _way_to)
     return parser
 
 
 def _run_dir(args: argparse.Namespace) -> Path:
     job = getattr(args, "job", None) or os.environ.get("AEGIS_JOB") or None
     return records.locate(getattr(args, "run_dir", None), job, getattr(args, "namespace", None))
+
+
+def _way_to(args: argparse.Namespace) -> admin.Admin | None:
+    """The way to the master of the job that is meant, or None if that has ended."""
+    run_dir = _run_dir(args)
+    return None if records.see_status(run_dir).ended else admin.load(run_dir)
 
 
 def _status(args: argparse.Namespace, console: Console) -> int:

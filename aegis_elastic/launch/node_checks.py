@@ -1,4 +1,5 @@
-"""`aegisctl check`, `bootcheck` and `burn`: this node looked at by hand, with the very checks of a job.
+"""`aegisctl check`, `bootcheck` and `burn`: this node looked at by hand, with the very checks of a job; with
+--job every node of that job (`launch.job_checks`).
 
 Exit codes: 0 nothing found, 1 a finding, 2 wrong use.
 """
@@ -26,7 +27,8 @@ from aegis_elastic.control.errors import UsageError
 from aegis_elastic.control.places import make_private, user_state_dir
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.core.recovery import BOOT_CHECKS
-from aegis_elastic.launch import node_burn
+from aegis_elastic.launch import job_checks, node_burn
+from aegis_elastic.launch.job_checks import FindJob
 from aegis_elastic.launch.node_screen import Bars, as_json, table
 
 _MEET = frozenset(TORCH) - {"env"}
@@ -39,9 +41,27 @@ _KEPT = ("rdma", "gpu")
 Add = Callable[..., argparse.ArgumentParser]
 
 
-def add_commands(add: Add, json_flag: argparse.ArgumentParser) -> None:
-    """Declare the commands. `add(name, command, about, *parents)` makes a subparser."""
-    check = add("check", check_node, "Run checks on this node; the default are the cheap ones.", json_flag)
+def add_commands(add: Add, json_flag: argparse.ArgumentParser, find: FindJob) -> None:
+    """Declare the commands. `add(name, command, about, *parents)` makes a subparser; `find` gives the way to
+    the master of the job that the arguments name.
+    """
+
+    def check_all(args: argparse.Namespace, console: Console) -> int:
+        return check_job(find, args, console) if job_checks.wanted(args) else check_node(args, console)
+
+    def bootcheck_all(args: argparse.Namespace, console: Console) -> int:
+        if not job_checks.wanted(args):
+            return bootcheck_node(args, console)
+        checks = job_checks.without_disturbing(BOOT_CHECKS["full"], args)
+        return job_checks.look(find, args, console, {"checks": checks})
+
+    def burn_all(args: argparse.Namespace, console: Console) -> int:
+        if not job_checks.wanted(args):
+            return node_burn.burn_node(args, console)
+        seconds = node_burn.request_of(args).duration_s
+        return job_checks.look(find, args, console, {"burn_s": seconds})
+
+    check = add("check", check_all, "Run checks on this node; the default are the cheap ones.", json_flag)
     check.add_argument("names", nargs="*", metavar="CHECK", help=f"any of: {', '.join(ALL)}")
     check.add_argument(
         "--path",
@@ -58,29 +78,50 @@ def add_commands(add: Add, json_flag: argparse.ArgumentParser) -> None:
     )
     check.add_argument("--exclusive", action="store_true", help="nobody else may hold memory on the GPUs")
     boot = add(
-        "bootcheck", bootcheck_node, "Run the checks before a training, for this node alone.", json_flag
+        "bootcheck", bootcheck_all, "Run the checks before a training, for this node alone.", json_flag
     )
     boot.add_argument("--nproc", type=int, metavar="N", help="ranks; the default is one for each GPU, or 2")
     for each in (check, boot):
         each.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there should be")
-    burn = add(
-        "burn", node_burn.burn_node, "Load this node's GPUs (or CPU) and prove every result.", json_flag
-    )
+    burn = add("burn", burn_all, "Load this node's GPUs (or CPU) and prove every result.", json_flag)
     burn.add_argument("--minutes", type=float, default=1.0, metavar="N", help="how long (default: 1)")
     burn.add_argument("--size", type=int, default=0, metavar="N", help="side of the matrices")
     burn.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads (default: all)")
+    for each in (check, boot, burn):
+        job_checks.add_flag(each)
 
 
 def check_node(args: argparse.Namespace, console: Console) -> int:
     """`aegisctl check`."""
+    names = _names(args)
+    pids = {_number(rank, "--pid"): _number(pid, "--pid") for rank, pid in _pairs(args.pid, "--pid")}
+    budgets = _budgets(args)
+    paths = {"tmp": tempfile.gettempdir(), "shm": "/dev/shm"} | dict(_pairs(args.path, "--path"))
+    return _run(names, args, console, paths=paths, rank_pids=pids, budgets_s=budgets)
+
+
+def check_job(find: FindJob, args: argparse.Namespace, console: Console) -> int:
+    """`aegisctl check --job`: each node knows its own paths, ranks and GPUs."""
+    if args.path or args.pid or args.exclusive or args.gpus is not None:
+        raise UsageError("cannot use --path, --pid, --gpus or --exclusive with --job: its nodes know theirs")
+    budgets = _budgets(args)
+    if not all(name in ALL and seconds > 0 for name, seconds in budgets.items()):
+        wanted = f"CHECK=S with S above 0 and CHECK one of {', '.join(ALL)}"
+        raise UsageError(f"cannot use --budget {' '.join(args.budget)}: want {wanted}")
+    asked = {"checks": _names(args), "budgets_s": budgets}
+    return job_checks.look(find, args, console, asked)
+
+
+def _names(args: argparse.Namespace) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(args.names)) or CHEAP
     unknown = [name for name in names if name not in ALL]
     if unknown:
         raise UsageError(f"cannot check {', '.join(unknown)}: there are {', '.join(ALL)}")
-    pids = {_number(rank, "--pid"): _number(pid, "--pid") for rank, pid in _pairs(args.pid, "--pid")}
-    budgets = {name: _seconds(value) for name, value in _pairs(args.budget, "--budget")}
-    paths = {"tmp": tempfile.gettempdir(), "shm": "/dev/shm"} | dict(_pairs(args.path, "--path"))
-    return _run(names, args, console, paths=paths, rank_pids=pids, budgets_s=budgets)
+    return names
+
+
+def _budgets(args: argparse.Namespace) -> dict[str, float]:
+    return {name: _seconds(value) for name, value in _pairs(args.budget, "--budget")}
 
 
 def bootcheck_node(args: argparse.Namespace, console: Console) -> int:
