@@ -91,6 +91,13 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class RenewSelf:
+    """The master wants a clean process in our place (level 2)."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class BusChanged:
     """The bus went away or came back."""
 
@@ -130,6 +137,12 @@ class PlaneLink:
         self._introduction: asyncio.Task[None] | None = None
         self._renew_at_s = float("inf")
         self._generation = 0
+        self._place: Place | None = None
+        self._jwt = ""
+        me = identity
+        self._noting = Noting(
+            Note(me.namespace, me.job, me.worker, me.uid, 0, ()), self._host, self._port, self._key
+        )
 
     @property
     def identity(self) -> Identity:
@@ -137,12 +150,6 @@ class PlaneLink:
         return self._identity
 
     @property
-        self._place: Place | None = None
-        self._jwt = ""
-        me = identity
-        self._noting = Noting(
-            Note(me.namespace, me.job, me.worker, me.uid, 0, ()), self._host, self._port, self._key
-        )
     def connected(self) -> bool:
         """Whether the bus is there at this moment, as far as we know."""
         return self._bus is not None and self._bus.connected
@@ -181,13 +188,6 @@ class PlaneLink:
         )
         self._poke()
 
-    def close(self, timeout_s: float = 3.0) -> None:
-        """Send what is unsent, leave the bus, end the thread; wait for its end `timeout_s` at most."""
-        self._closing.set()
-        self._poke()
-        if self._thread.is_alive() and timeout_s > 0:
-            self._thread.join(timeout_s)
-
     def note(self, anomalies: Sequence[Anomaly]) -> None:
         """Tell the master of these, once each, as soon as it can be reached. From any thread."""
         self._noting.put(anomalies)
@@ -196,6 +196,13 @@ class PlaneLink:
         """Make first contact again, as whom we are."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._again, reason)
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Send what is unsent, leave the bus, end the thread; wait for its end `timeout_s` at most."""
+        self._closing.set()
+        self._poke()
+        if self._thread.is_alive() and timeout_s > 0:
+            self._thread.join(timeout_s)
 
     def _poke(self) -> None:
         loop, wake = self._loop, self._wake
@@ -227,26 +234,26 @@ class PlaneLink:
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
         self._inbox.put(Joined(place.welcome, place.proven))
+        noting = asyncio.create_task(self._noting.deliver(self._whereabouts), name="aegis notes")
+        noting.add_done_callback(_log_failure)
         try:
             await self._heartbeats()
         finally:
+            noting.cancel()
             if self._bus is not None:
                 await self._bus.close()
 
-    async def _first_contact(self) -> Place | None:
-        noting = asyncio.create_task(self._noting.deliver(self._whereabouts), name="aegis notes")
-        noting.add_done_callback(_log_failure)
-        """Knock until the door opens. None when there is no use in it, or when the agent ends."""
-        attempt = 0
-        while not self._closing.is_set():
-            noting.cancel()
-            try:
-                return await asyncio.to_thread(
-                    contact.call, self._host, self._port, self._hello(), self._secret, self._attempt_s()
     def _whereabouts(self) -> tuple[Place, str]:
         assert self._place is not None
         return self._place, self._jwt
 
+    async def _first_contact(self) -> Place | None:
+        """Knock until the door opens. None when there is no use in it, or when the agent ends."""
+        attempt = 0
+        while not self._closing.is_set():
+            try:
+                return await asyncio.to_thread(
+                    contact.call, self._host, self._port, self._hello(), self._secret, self._attempt_s()
                 )
             except ContactError as error:
                 if not error.retry:
@@ -350,6 +357,8 @@ class PlaneLink:
             self._inbox.put(word)
         elif isinstance(word, words.Recall):
             self._again(word.reason)
+        elif isinstance(word, words.Renew):
+            self._inbox.put(RenewSelf(word.reason))
         else:
             self._inbox.put(Farewell(word.report))
 
@@ -366,6 +375,7 @@ class PlaneLink:
         self._late = True  # It was joined once: nobody waits for us to join.
         place = await self._first_contact()
         if place is not None:
+            self._place = place
             await self._take_jwt(place.welcome.jwt)
             if place.welcome.generation != self._generation:
                 self._generation = place.welcome.generation
@@ -375,9 +385,9 @@ class PlaneLink:
         assert self._bus is not None
         await self._bus.renew(jwt)
         self._note_jwt(jwt)
-            self._place = place
 
     def _note_jwt(self, jwt: str) -> None:
+        self._jwt = jwt
         now_s, until_s = time.time(), expires_at_s(jwt) or math.inf
         self._renew_at_s = until_s - OWN_RENEWAL_SHARE * (until_s - now_s) if until_s < math.inf else math.inf
 
@@ -385,4 +395,3 @@ class PlaneLink:
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         logger.error("%s failed: %s", task.get_name(), task.exception())
-        self._jwt = jwt
