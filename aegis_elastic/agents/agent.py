@@ -16,9 +16,10 @@ from typing import Any
 from aegis_elastic.agents import alone, requests
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.body import Outcome
+from aegis_elastic.agents.guard_client import GuardClient
 from aegis_elastic.agents.inbox import Signalled
 from aegis_elastic.agents.independence import CLOSE_S, PLANE_RETURN_S, IndependentBody
-from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused
+from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused, RenewSelf
 from aegis_elastic.agents.news import AtEnd, Met, NextStore, PeersEnded
 from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
@@ -38,6 +39,8 @@ ANSWER_S = 5.0
 RECONNECT_S = 2.0
 # All is done in independent mode: how long a master that hears us may take to send the report.
 REPORT_S = 3.0
+# Asks for another process in our place: what schedulers know as "please start this again".
+EXIT_REQUEUE = 75
 
 
 class AegisElasticAgent(IndependentBody):
@@ -60,6 +63,8 @@ class AegisElasticAgent(IndependentBody):
             self._fall_back(item.reason)
         elif isinstance(item, Refused):
             self._on_refused(item)
+        elif isinstance(item, RenewSelf):
+            self._on_renew(item)
         elif isinstance(item, BusChanged):
             self._on_bus(item)
         elif isinstance(item, Farewell):
@@ -266,6 +271,22 @@ class AegisElasticAgent(IndependentBody):
         code = 0 if refused.reason.endswith(": Succeed") else self._set.isolate_exit_code
         self._leaving = True  # or the order that goes to those who stay would make us wait as a spare
         self._stop_then(lambda: self._leave(code, refused.reason))
+
+    def _on_renew(self, told: RenewSelf) -> None:
+        if self._from_start:
+            return
+        if not isinstance(self._guard, GuardClient):
+            # The process is torchrun's, and so are its ranks: it isn't ours to execute again.
+            logger.warning("no clean process under torchrun's own launcher (%s): going on", told.reason)
+            self._link.introduce("going on in the same process")
+            return
+        self._narrate(f"starting anew in a clean process: {told.reason}")
+
+        def leave() -> None:
+            self._outcome = Outcome(EXIT_REQUEUE, told.reason, renew=True)
+
+        self._leaving = True
+        self._stop_then(leave)
 
     def _on_bus(self, change: BusChanged) -> None:
         if change.connected:

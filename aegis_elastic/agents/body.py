@@ -27,6 +27,7 @@ from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.checking import Checking
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.fitness import Fitness
+from aegis_elastic.agents.forked import ChecksProcess
 from aegis_elastic.agents.guard_client import (
     Event,
     Exited,
@@ -73,17 +74,21 @@ class Settings:
     isolate_exit_code: int = 1
     warm_spares: str = "auto"
     spare_checks: tuple[str, ...] = ()
+    first_checks: ChecksProcess | None = None
     watchers: tuple[MakeWatcher, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended for this launcher. `report` is the job's, if the master sent one."""
+    """How it ended for this launcher. `report` is the job's, if the master sent one; `renew`: the job goes
+    on, and wants a clean process in our place.
+    """
 
     code: int
     reason: str = ""
     report: Report | None = None
     failures: tuple[Failure, ...] = ()
+    renew: bool = False
 
 
 class Guard(Protocol):
@@ -138,7 +143,9 @@ class NodeBody(SeamAgent):
         self._ranks: RankGroup | None = None
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
-        self._checks = Checking(identity, settings.checks, self._selector, narrate, self._conclude_checks)
+        self._checks = Checking(
+            identity, settings.checks, self._selector, narrate, self._conclude_checks, settings.first_checks
+        )
         look = partial(inbox.put, "look")
         self._looking: Looking | None = None
         self._watchers = Watchers((*settings.watchers, self._make_looking), look)
@@ -373,6 +380,7 @@ class NodeBody(SeamAgent):
         pids = {rank: pid for rank, pid in ranks.pids.items() if pid}
         if pids:  # under the stock torchrun the ranks are not ours to look at
             world = _world_size(order)
+            ranks.words = self._watchers.words
             self._watchers.started(Watched(order.incarnation, seat, pids, ranks.logs, Path.cwd(), world))
 
     def _make_looking(self, wake: Callable[[], None]) -> Looking:

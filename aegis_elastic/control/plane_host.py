@@ -104,6 +104,13 @@ class PlaneHost:
         self._thread = threading.Thread(target=self._watch, name="aegis-plane-host", daemon=True)
         self._thread.start()
 
+    @property
+    def hold(self) -> int:
+        """The descriptor by which the plane is held, -1 for none. A program that is executed in our place
+        and inherits it holds the plane until it has taken it up by itself.
+        """
+        return self._holder.fileno() if self._holder is not None else -1
+
     def close(self, wait: bool = True) -> None:
         """Let the plane go; it ends when nobody needs it. `wait` for that, if it is our child."""
         self._closing.set()

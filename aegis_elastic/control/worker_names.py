@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from aegis_elastic.control import places
 from aegis_elastic.control.errors import UsageError
@@ -24,8 +25,25 @@ FOLDER = "workers"
 LAUNCHERS_MAX = 1024
 
 
+class Name(NamedTuple):
+    """A worker's name, and the descriptor of the lock on it (-1 where none could be had)."""
+
+    text: str
+    lock: int = -1
+
+
 @contextmanager
-def held(job_dir: Path, wanted: str, *, chosen: bool) -> Iterator[str]:
+def held_on(name: str, lock: int) -> Iterator[Name]:
+    """Hold a name whose lock an earlier program of this process has left to us."""
+    try:
+        yield Name(name, lock)
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+@contextmanager
+def held(job_dir: Path, wanted: str, *, chosen: bool) -> Iterator[Name]:
     """Hold a worker's name while the block runs; yields it.
 
     A `chosen` name is taken as it is, and UsageError says when a living launcher here has it; others get a
@@ -36,7 +54,7 @@ def held(job_dir: Path, wanted: str, *, chosen: bool) -> Iterator[str]:
         folder = places.make_private(job_dir / FOLDER)
     except UsageError as error:
         logger.info("worker name %s is not locked: %s", wanted, error)
-        yield wanted
+        yield Name(wanted)
         return
     for number in range(1, LAUNCHERS_MAX + 1):
         name = wanted if number == 1 else f"{wanted}.{number}"
@@ -44,11 +62,11 @@ def held(job_dir: Path, wanted: str, *, chosen: bool) -> Iterator[str]:
             lock = _lock(folder / places.file_name(name))
         except OSError as error:  # a full disk, say
             logger.info("worker name %s is not locked: %s", wanted, error)
-            yield wanted
+            yield Name(wanted)
             return
         if lock is not None:
             try:
-                yield name
+                yield Name(name, lock)
             finally:
                 os.close(lock)
             return

@@ -134,6 +134,22 @@ def _add_protection(add: _Adder) -> None:
         metavar="N",
     )
     add(
+        "retry-decay",
+        "Give one restart back for every N completed checkpoints of steps that were not saved before. The "
+        "default is 0: never.",
+        0,
+        type=_whole(0),
+        metavar="N",
+    )
+    add(
+        "renew-exit-code",
+        "On Kubernetes, exit with this code when a clean process is wanted in this one's place, so that the "
+        "platform restarts the container (elsewhere the launcher executes itself again). The default is 75.",
+        75,
+        type=_whole(1, 255),
+        metavar="CODE",
+    )
+    add(
         "propagate-exit-code",
         "Exit with the code of the rank that failed first, instead of 1.",
         False,

@@ -22,7 +22,8 @@ from aegis_elastic.agents.agent import AegisElasticAgent
 from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.fallback import Meeting
 from aegis_elastic.agents.fitness import SPARE_CHECKS
-from aegis_elastic.agents.inbox import Inbox, SignalsToInbox
+from aegis_elastic.agents.forked import ForkedChecks
+from aegis_elastic.agents.inbox import Inbox, Signalled, SignalsToInbox
 from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
 from aegis_elastic.agents.requests import CheckSettings
 from aegis_elastic.agents.torch_seam import JobIdentity, command_of, run_log_dir
@@ -33,7 +34,7 @@ from aegis_elastic.control.errors import LaunchError, UsageError
 from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import admin, screen, watching
+from aegis_elastic.launch import admin, probation, renewal, screen, watching
 from aegis_elastic.launch.options import Options
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,22 @@ class Launcher:
     agent_type: type[AegisElasticAgent] = AegisElasticAgent
 
     def __init__(
-        self, options: Options, environment: Mapping[str, str], embryo: Embryo | None = None
+        self,
+        options: Options,
+        environment: Mapping[str, str],
+        embryo: Embryo | None = None,
+        checks: ForkedChecks | None = None,
     ) -> None:
-        """`embryo`: a plane started ahead, in case that this host is to serve one."""
+        """`embryo`: a plane started ahead, in case that this host is to serve one. `checks`: a process for
+        the first checks; whoever made it ends it if it isn't used.
+        """
         self._embryo = embryo
+        self._checks = checks
+        self._given = renewal.descriptors()
+        self._legacy = renewal.take(os.environ)
+        if self._legacy is not None:
+            self._given -= {self._legacy.lock, self._legacy.hold}
+            options = renewal.same_job(options, self._legacy)
         self._options = options
         self._environment = environment
         self._address = hosts.resolve(options.endpoint.host)
@@ -78,9 +91,13 @@ class Launcher:
         to_handle = str(getattr(options.config, "signals_to_handle", SIGNALS_TO_HANDLE))  # not in torch 2.6
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = to_handle  # as torchrun does: the ranks inherit it
         signals = {getattr(signal, name.strip()) for name in to_handle.split(",")}
-        with SignalsToInbox(inbox, signals | set(PASSED_ON)), self._hold_name() as worker:
+        with SignalsToInbox(inbox, signals | set(PASSED_ON)), self._hold_name() as name:
             port, failed = self._open_plane()
-            link = PlaneLink(self._identity(worker), (self._address, port), self._secret, inbox)
+            about = self._options.aegis
+            probation.stand(about.state_dir, about.store, about.probation_burn_s, inbox, narrate)
+            if self._legacy is not None and self._legacy.hold >= 0:
+                os.close(self._legacy.hold)  # It has been taken up, or has ended.
+            link = PlaneLink(self._identity(name.text), (self._address, port), self._secret, inbox)
             agent = self._agent(link, inbox, frozenset(int(number) for number in signals), port)
             if failed:
                 # Our own plane is broken and nobody else will serve one: don't make training wait for it.
@@ -89,15 +106,42 @@ class Launcher:
                 inbox.put(NotJoined(failed))
             else:
                 link.start(options.join_timeout_s)
+            renewing = False
             try:
                 outcome = agent.supervise()
                 self._quit_if_interrupted(outcome)
+                renewing = outcome.renew and self._may_renew()
             finally:
                 link.close()
-                if self._host is not None:
+                if self._host is not None and not renewing:
                     self._host.close()
+            if renewing:
+                outcome = self._renew(outcome, name, port, inbox)
         inbox.close()
         return self._end(outcome)
+
+    def _may_renew(self) -> bool:
+        """On Kubernetes it is the platform that makes a clean container. But not of one that has the plane:
+        it would be gone with it.
+        """
+        return self._host is not None or "KUBERNETES_SERVICE_HOST" not in self._environment
+
+    def _renew(self, outcome: Outcome, name: worker_names.Name, port: int, inbox: Inbox) -> Outcome:
+        """Become a clean process. Returns only if that can't be, with how it ends then."""
+        signals = [item.signum for item in inbox.drain() if isinstance(item, Signalled)]
+        options, why = self._options, "a signal came first"
+        hold = self._host.hold if self._host is not None else -1
+        run_id = options.config.run_id
+        if not signals:
+            legacy = renewal.Legacy(name.text, name.lock, hold, options.job_name, run_id, port)
+            try:
+                renewal.execute(legacy, self._given)
+            except OSError as error:
+                why = str(error)
+        if self._host is not None:
+            self._host.close()
+        code = 128 + signals[0] if signals else outcome.code
+        return Outcome(code, f"cannot start anew in a clean process: {why}")
 
     def _quit_if_interrupted(self, outcome: Outcome) -> None:
         """Ctrl-C at a job of one node ends the job, not just a node of it: nothing failed, and what is
@@ -177,6 +221,7 @@ class Launcher:
             min_worker_num=options.config.min_nodes,
             max_retry=options.max_restarts,
             recovery_budget=aegis.recovery_budget,
+            retry_decay=aegis.retry_decay,
             bootcheck=aegis.bootcheck,
             troubleshoot=aegis.troubleshoot,
             join_timeout_s=options.join_timeout_s,
@@ -196,9 +241,9 @@ class Launcher:
             silent_s=aegis.lost_timeout_s,
             hosts=(self._address, socket.gethostname()),
             fail_fast=aegis.fail_fast,
-            hang_after_s=aegis.hang_after_s,
             metrics_host=aegis.metrics_host,
             metrics_port=aegis.metrics_port,
+            hang_after_s=aegis.hang_after_s,
             nodes=self._nodes_config(),
         )
 
@@ -218,8 +263,10 @@ class Launcher:
             isolation_dry_run=aegis.isolation_dry_run,
         )
 
-    def _hold_name(self) -> AbstractContextManager[str]:
+    def _hold_name(self) -> AbstractContextManager[worker_names.Name]:
         options = self._options
+        if self._legacy is not None:
+            return worker_names.held_on(self._legacy.worker, self._legacy.lock)
         wanted = options.aegis.worker_name
         # The hostname is nobody's choice. But a job without a name is known by its port alone: if it has one
         # node and that lives here, what is started is another job on the same port.
@@ -280,6 +327,7 @@ class Launcher:
             signals=signals,
             warm_spares=options.aegis.warm_spares,
             spare_checks=SPARE_CHECKS[options.aegis.bootcheck],
+            first_checks=self._checks,
             checks=CheckSettings(
                 {kind: str(path) for kind, path in options.aegis.check_paths.items()},
                 options.aegis.check_budgets,
@@ -313,6 +361,8 @@ class Launcher:
             narrate(outcome.reason)
         if options.aegis.report is not None:
             self._write_report(options.aegis.report, outcome)
+        if outcome.renew:
+            return options.aegis.renew_exit_code
         if outcome.code == EXIT_JOB_FAILED and options.aegis.propagate_exit_code:
             return _root_code(outcome)
         return outcome.code

@@ -68,6 +68,8 @@ class AegisOptions:
     lost_timeout_s: float
     rejoin_timeout_s: float
     recovery_budget: int
+    retry_decay: int
+    renew_exit_code: int
     monitor: str
     monitor_interval_s: float
     metrics_port: int | None

@@ -11,17 +11,25 @@ from aegis_elastic.worker.environment import set_for_ourselves
 def main(argv: list[str] | None = None) -> int:
     """Run a job as the command line says; returns the exit code (see the table in docs/exit-codes.md)."""
     # torch's C++ warns about every store that waits in vain, which is how we wait.
-    set_for_ourselves(os.environ, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE")
+    # A math library whose threads are made at import would keep us from forking the first checks.
+    set_for_ourselves(
+        os.environ, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE", OPENBLAS_NUM_THREADS="1"
+    )
     from aegis_elastic.control.errors import LaunchError
     from aegis_elastic.launch import ahead
 
     words = sys.argv[1:] if argv is None else argv
-    # The plane imports its half while we import ours: torch, a second or more.
-    embryo = ahead.start_plane(words)
+    # The plane imports its half while we import ours: torch, a second or more. One whom level 2 has executed
+    # again has its plane.
+    embryo = ahead.start_plane(words) if "AEGIS_RENEWED" not in os.environ else None
+    checks = None
     try:
+        from aegis_elastic.agents.forked import fork_checks
         from aegis_elastic.launch import options
 
         parsed = options.parse(words)
+        # torch is here, and no thread yet.
+        checks = fork_checks() if parsed.aegis.bootcheck != "off" else None
         import logging
 
         from aegis_elastic.launch.launcher import Launcher
@@ -30,13 +38,15 @@ def main(argv: list[str] | None = None) -> int:
         logging.basicConfig(level=level, format="[aegis] %(levelname)s %(message)s", stream=sys.stderr)
         # asyncio warns of what every TLS connection does at its end.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
-        return Launcher(parsed, dict(os.environ), embryo).run()
+        return Launcher(parsed, dict(os.environ), embryo, checks).run()
     except LaunchError as error:
         sys.stderr.write(f"aegis-run: {error}\n")
         return error.exit_code
     finally:
         if embryo is not None:
             embryo.discard()
+        if checks is not None:
+            checks.discard()
 
 
 if __name__ == "__main__":

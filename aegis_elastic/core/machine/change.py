@@ -12,6 +12,10 @@ from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErr
 from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, PodInfo, Status, Verdict
 
 
+# How long an agent that executes itself again is waited for, though the others could go on without it.
+RENEW_S = 120.0
+
+
 class Transition(NamedTuple):
     """What a step did: the new status (the same object if nothing changed), what is to be done, and why."""
 
@@ -38,6 +42,9 @@ def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: A
     waiting = any(pod.gone for pod in pods)
     enough = sum(not pod.gone for pod in pods) >= s.spec.min_worker_num
     patience_s = s.spec.last_call_s if enough else s.spec.rejoin_timeout_s
+    if any(pod.gone and pod.renew for pod in pods):
+        # It is known to come, but a clean process has all its imports before it.
+        patience_s = max(patience_s, min(RENEW_S, s.spec.rejoin_timeout_s))
     replaced = f"; {names_of(taken)} steps in" if taken else ""
     return move(
         s, Phase.RESTARTING, reason + replaced, name, pods=pods, spares=spares, entries=entries,
