@@ -99,6 +99,8 @@ class GuardKeeper:
         decision = guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
         if decision.do is not Do.ACT:  # which is told by what becomes of it
             self._note(case, decision.do.value, decision.reason)
+        if decision.do in (Do.WAIT, Do.ALERT, Do.ACT):
+            await self._confirm(case, known)
         if decision.do is Do.ANCHOR:
             await self._anchor(case, known)
         elif decision.do is Do.CLEAR:
@@ -193,13 +195,24 @@ class GuardKeeper:
         return guard.Seen(bad, boundary, self._seen.get(key, 0))
 
     async def _anchor(self, case: Case, known: Known) -> None:
-        anchor = Anchor(self._now(), self._name, secrets.token_hex(8))
+        anchor = Anchor(self._now(), self._name, secrets.token_hex(8), self._now())
         if known.anchor_revision:
             await self._clear(case, known)  # it makes no sense, and would be in the way for ever
         try:
             await self._store.create(self._anchor_key(case), msgspec.json.encode(anchor))
         except KeyExists:
             return  # the first observer wins, and everybody sees its clock
+
+    async def _confirm(self, case: Case, known: Known) -> None:
+        """Write down now and then that the condition was seen again."""
+        anchor, every_s = known.anchor, guard.stale_s(self._policy.guard) / 3
+        if anchor is None or self._now() - anchor.seen < every_s:
+            return
+        seen = msgspec.structs.replace(anchor, seen=self._now())
+        try:
+            await self._store.update(self._anchor_key(case), msgspec.json.encode(seen), known.anchor_revision)
+        except RevisionConflict:
+            return  # another has just done so, or has cleared it
 
     async def _clear(self, case: Case, known: Known) -> None:
         try:

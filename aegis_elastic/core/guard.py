@@ -36,6 +36,7 @@ DAY_S = 86400.0
 # Records from a clock that ran ahead by more than this are not believed.
 SKEW_S = 3600.0
 ENTRIES_MAX = 256
+STALE_LOOKS = 6
 
 
 class Action(str, enum.Enum):
@@ -78,11 +79,16 @@ RULES = {
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """Since when a condition holds, by the first who saw it; `incident` names this stretch of trouble."""
+    """Since when a condition holds, by the first who saw it; `incident` names this stretch of trouble.
+
+    `seen`: when somebody last saw that it still does. Without that, what came and went and came while nobody
+    looked would be one incident.
+    """
 
     since: float
     by: str
     incident: str
+    seen: float
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -212,8 +218,9 @@ def _unsettled(deed: Deed, now: float, policy: Guard) -> bool:
 
 
 def _persistence(seen: Seen, anchor: Anchor | None, now: float, policy: Guard) -> Decision | None:
+    if anchor is not None and now - anchor.seen > stale_s(policy):
+        return Decision(Do.CLEAR, f"nobody looked for {now - anchor.seen:.0f} s: it may have been another")
     if seen.counts < policy.observations:
-        # Also with an anchor: it may be from before a time in which nobody looked.
         return Decision(Do.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted")
     if anchor is None:
         return Decision(Do.ANCHOR, f"seen {seen.counts} times in a row: the clock starts")
@@ -223,6 +230,13 @@ def _persistence(seen: Seen, anchor: Anchor | None, now: float, policy: Guard) -
         held_s = max(now - anchor.since, 0.0)
         return Decision(Do.WAIT, f"it has held for {held_s:.0f} s, {policy.persistence_s:.0f} s are wanted")
     return None
+
+
+def stale_s(policy: Guard) -> float:
+    """How long an anchor is worth something without anybody having looked: a few looks, or the time that a
+    condition must hold anyway.
+    """
+    return max(policy.persistence_s, STALE_LOOKS * policy.look_s)
 
 
 def cooling_s(node: NodeGuard, now: float, policy: Guard) -> float:

@@ -30,7 +30,8 @@ LOOK_S = 60.0
 # Whatever is wrong for so long has led to an action or a page, though both masters may have been away a
 # while.
 FOLLOW_UP_S = 2 * 3600.0
-SHORT = Guard(escalation_s=240.0, act_timeout_s=200.0)
+LONG = Guard(look_s=60.0)
+SHORT = Guard(escalation_s=240.0, act_timeout_s=200.0, look_s=60.0)
 
 
 class Broken(AssertionError):
@@ -405,7 +406,7 @@ def simulate(seed: int, days: float = 1.0, policy: Guard | None = None, keeper: 
     """Run one cluster; `Broken` if the guard did something wrong. Returns it for its figures."""
     loop = VirtualLoop()
     # A cooldown that outlasts the judgement over an action is another situation than one that doesn't.
-    cluster = Cluster(seed, policy or (SHORT if seed % 2 else Guard()), days, keeper)
+    cluster = Cluster(seed, policy or (SHORT if seed % 2 else LONG), days, keeper)
     try:
         loop.run_until_complete(cluster.run())
     finally:

@@ -369,6 +369,20 @@ def test_every_figure_is_a_setting() -> None:
     play(story, Policy(guard=Guard(observations=1, persistence_s=60, cooldown_s=120, actions_per_day=1)))
 
 
+def test_what_came_and_went_and_came_while_nobody_looked_are_two_incidents() -> None:
+    async def story(scene: Scene) -> None:
+        scene.bad = True
+        await scene.watch(2 * MINUTES, scene.instance("one"))
+        scene.clock += 20 * MINUTES  # all instances were down, and nobody knows how it was meanwhile
+        later = scene.instance("later")
+        await scene.watch(3 * MINUTES, later)
+        assert not scene.acts, "an old clock is no proof"
+        await scene.watch(2 * MINUTES, later)
+        assert len(scene.acts) == 1
+
+    play(story)
+
+
 def test_a_record_that_makes_no_sense_is_replaced() -> None:
     async def story(scene: Scene) -> None:
         one = scene.instance("one")
