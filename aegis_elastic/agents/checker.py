@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from aegis_elastic.agents.forked import ChecksProcess
 from aegis_elastic.checks.budgets import TORCH
 from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.core.events import Finding
@@ -33,10 +34,13 @@ def start_checks(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     )
 
 
-def end_checks(process: subprocess.Popen[bytes]) -> None:
-    """End a process of `start_checks` that wasn't asked."""
+def end_checks(process: ChecksProcess) -> None:
+    """End a checks' process that wasn't asked."""
     process.kill()
-    process.communicate()
+    process.wait()
+    for file in (process.stdin, process.stdout):
+        if file is not None:
+            file.close()
 
 
 def findings_of(results: Iterable[CheckResult]) -> tuple[Finding, ...]:
@@ -51,8 +55,8 @@ def findings_of(results: Iterable[CheckResult]) -> tuple[Finding, ...]:
 class Checker:
     """One run of checks. Register its descriptor; when it is readable call `read`; `done` at the end."""
 
-    def __init__(self, request: CheckRequest, process: subprocess.Popen[bytes]) -> None:
-        """Ask a process of `start_checks`, which is ours from here on."""
+    def __init__(self, request: CheckRequest, process: ChecksProcess) -> None:
+        """Ask a process of `start_checks` or `fork_checks`, which is ours from here on."""
         self.started_s = time.monotonic()
         self.results: list[CheckResult] = []
         self.done = False

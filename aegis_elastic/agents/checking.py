@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 
@@ -12,6 +11,7 @@ import msgspec
 
 from aegis_elastic.agents import requests
 from aegis_elastic.agents.checker import Checker, end_checks, findings_of, start_checks
+from aegis_elastic.agents.forked import ChecksProcess
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.requests import CheckSettings
 from aegis_elastic.checks.request import CheckRequest, RankExit, Scalar
@@ -34,15 +34,18 @@ class Checking:
         selector: selectors.BaseSelector,
         narrate: Callable[[str], None],
         concluded: Callable[[], None],
+        ready: ChecksProcess | None = None,
     ) -> None:
-        """`concluded` is called when a run is complete."""
+        """`concluded` is called when a run is complete. `ready`: a process for the first run, ours from here
+        on.
+        """
         self._me = me
         self._settings = settings
         self._selector = selector
         self._narrate = narrate
         self._concluded = concluded
         self._checker: Checker | None = None
-        self._ready: subprocess.Popen[bytes] | None = None
+        self._ready = ready
         self._gpus = requests.count_gpus()
         self._baseline: dict[str, Scalar] = {}
         # How ranks of this node ended by themselves, for the checks that follow.
