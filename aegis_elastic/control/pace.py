@@ -177,6 +177,8 @@ class PaceDesk:
     def _judge_hang(self, ranks: list[Seen]) -> Iterator[Event]:
         judgement = judge(ranks, self._floor_s)
         hang, marked = judgement.hang, self._hang
+        if hang is not None and marked is not None and not hang.sure:
+            return
         if marked is not None and (judgement.moves or (hang is not None and _key(hang) != marked)):
             self._hang = None
             yield Unmark(*marked, "training moves" if judgement.moves else "it shows as something else now")

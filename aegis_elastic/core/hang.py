@@ -56,11 +56,14 @@ class Seen(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """A verdict, whom it is about (for stalled: the first rank), and why, with numbers."""
+    """A verdict, whom it is about (for stalled: the first rank), and why, with numbers. Not `sure`: looks are
+    missing, so it is no reason to take back what was seen before.
+    """
 
     verdict: Verdict
     seen: Seen
     reason: str
+    sure: bool = True
 
 
 class Judgement(NamedTuple):
@@ -134,7 +137,7 @@ def _by_stacks(alive: Sequence[Seen], pause: str, waited_s: float) -> Hang | Non
         ]  # fmt: skip
         text = _standing(alive, where)
         doing = f"; rank {moving[0].facts.rank} is moving" if moving else ""
-        return Hang(Verdict.STALLED, alive[0], f"{pause}: {text}{doing}")
+        return Hang(Verdict.STALLED, alive[0], f"{pause}: {text}{doing}", sure=bool(moving))
     waiting = [seen for seen in alive if stacks.waits(where[seen.facts.rank])]
     outside = [seen for seen in alive if seen not in waiting]
     standing = _standing(alive, where)
