@@ -8,9 +8,10 @@ the job goes on without it, since no watcher may become a reason why training do
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aegis_elastic.core.events import Event
@@ -22,12 +23,25 @@ logger = logging.getLogger(__name__)
 
 _BROKE = "the desk %s broke and is put aside; the job goes on without it"
 
+CANCEL_AGAIN_S = 0.5
+
 _Result = TypeVar("_Result")
 
 # Looks at a node before its agent's Join is decided on; returns how risky it is (`core.nodes.score`).
 Porter = Callable[[str], Awaitable[float]]
 # Answers one operation of `aegisctl`. ValueError says why it can't.
 Clerk = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended. Once is not enough: before Python 3.12 `wait_for` swallows a
+    cancellation that comes together with what it waits for.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 class Decided(NamedTuple):

@@ -20,7 +20,7 @@ import msgspec
 
 from aegis_elastic.control.cluster import ClusterScope, Edit, node_key, of_cluster, of_job, record_of
 from aegis_elastic.control.config import NodesConfig
-from aegis_elastic.control.desks import Decided, Desks
+from aegis_elastic.control.desks import Decided, Desks, end_all
 from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.isolation.isolations import Isolations, Page, log_page
 from aegis_elastic.core import nodes
@@ -127,9 +127,7 @@ class NodeDesk:
                 logger.error("what this job found out about %s is not recorded", ", ".join(self._unwritten))
         if self._isolations is not None:
             await self._isolations.close(max(until_s - time.monotonic(), 0.0))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         await self._scope.close()
 
     # ------------------------------------------------------------ at the door

@@ -12,6 +12,8 @@ from typing import Any
 
 from aegis_elastic.store.values import Change, Entry, StoreUnavailable
 
+CANCEL_AGAIN_S = 0.5
+
 
 class Watch:
     """An async context manager and iterator of `Change`.
@@ -59,9 +61,10 @@ class Watch:
 
     async def stop(self) -> None:
         """End the watch; an iteration that waits ends too."""
-        if self._task is not None:
+        while self._task is not None and not self._task.done():
+            # Again and again: before Python 3.12 `wait_for` swallows one that comes with its answer.
             self._task.cancel()
-            await asyncio.wait({self._task})
+            await asyncio.wait({self._task}, timeout=CANCEL_AGAIN_S)
         self._state.news.set()
 
     def __aiter__(self) -> "Watch":

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.control.cluster import ClusterScope
+from aegis_elastic.control.desks import end_all
 from aegis_elastic.control.isolation.contract import Driver, DryRun, Outcome, ask
 from aegis_elastic.core import nodes
 from aegis_elastic.core.nodes import Isolated, NodeRecord
@@ -95,9 +96,7 @@ class Isolations:
         tasks = [*self._tasks.values()]
         if tasks and patience_s > 0:
             await asyncio.wait(tasks, timeout=patience_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
     def _begin(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         if what in self._tasks:
