@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 # down.
 ANSWER_S = 5.0
 RECONNECT_S = 2.0
+# A parked agent's bus is gone: how long it may take to come back. The job may have ended unheard.
+PARKED_S = 10.0
 # All is done in independent mode: how long a master that hears us may take to send the report.
 REPORT_S = 3.0
 # Asks for another process in our place: what schedulers know as "please start this again".
@@ -51,13 +53,18 @@ class AegisElasticAgent(IndependentBody):
         super().__init__(*args, **kwargs)
         # A signal or the master has told us to end; what else comes is too late.
         self._leaving = False
+        # We have no part in the job any more, and only wait for its end.
+        self._parked = False
 
     def _on_item(self, item: object) -> None:
         if self._leaving and not isinstance(item, (Signalled, Farewell)):
             return  # We end: the ranks have their time, and no order may add to it or cut it.
-        if isinstance(item, Order):
+        if self._parked and not isinstance(item, (Signalled, Joined)):
+            self._on_item_parked(item)
+        elif isinstance(item, Order):
             self._on_order(item)
         elif isinstance(item, Joined):
+            self._parked = False
             self._on_joined()
         elif isinstance(item, NotJoined):
             self._fall_back(item.reason)
@@ -262,6 +269,9 @@ class AegisElasticAgent(IndependentBody):
     # ------------------------------------------------------------ other news
 
     def _on_refused(self, refused: Refused) -> None:
+        if refused.parked:
+            self._park(refused.reason)
+            return
         if self._from_start or (self._ranks is not None and refused.usage):
             logger.warning("%s", refused.reason)
             return
@@ -287,6 +297,27 @@ class AegisElasticAgent(IndependentBody):
 
         self._leaving = True
         self._stop_then(leave)
+
+    def _park(self, reason: str) -> None:
+        """Take no part, but stay: srun returns the highest code of its tasks, so ours is to be the job's."""
+        if not self._parked:
+            self._parked = True
+            self._deadline = None
+            self._narrate(f"{reason}; parked until the job ends, to return its exit code")
+            self._stop_then(lambda: None)
+
+    def _on_item_parked(self, item: object) -> None:
+        if isinstance(item, Order) and item.action is Action.CLOSE:
+            code = 0 if item.outcome == "Succeed" else 1
+            self._leave(code, item.reason)
+        elif isinstance(item, Refused) and not item.parked:
+            # Our place in line has come to an end with the job.
+            self._leave(0 if item.reason.endswith(": Succeed") else 1, item.reason)
+        elif isinstance(item, BusChanged):
+            self._deadline = None
+            if not item.connected:
+                gone = "the control plane is gone, and with it the news of the job's end: the others tell"
+                self._wait(PARKED_S, lambda: self._leave(0, gone))
 
     def _on_bus(self, change: BusChanged) -> None:
         if change.connected:

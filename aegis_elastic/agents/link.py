@@ -83,11 +83,12 @@ class NotJoined:
 @dataclass(frozen=True)
 class Refused:
     """We can't take part: wrong secret, another program's port, a tainted node. `usage`: the user's to
-    mend.
+    mend. `parked`: we have no part in the job, and hear how it ends.
     """
 
     reason: str
     usage: bool
+    parked: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,20 @@ class PlaneLink:
     """Owns the thread and the connection. `start` it, give it reports, `close` it."""
 
     def __init__(
-        self, identity: Identity, endpoint: tuple[str, int], secret: bytes | None, inbox: Inbox
+        self,
+        identity: Identity,
+        endpoint: tuple[str, int],
+        secret: bytes | None,
+        inbox: Inbox,
+        parks: bool = False,
     ) -> None:
+        """`parks`: sent away, stay on the bus and listen for the end of the job."""
         self._identity = identity
         self._host, self._port = endpoint
         self._secret = secret
         self._inbox = inbox
+        self._parks = parks
+        self._parked = False
         self._key = NKey.generate()
         self._bus: BusConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -233,7 +242,10 @@ class PlaneLink:
                 self._note_late(f"cannot reach the bus at {self._host}:{place.welcome.bus_port}: {error}")
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
-        self._inbox.put(Joined(place.welcome, place.proven))
+        if place.welcome.parked:
+            self._park(place.welcome.parked)
+        else:
+            self._inbox.put(Joined(place.welcome, place.proven))
         noting = asyncio.create_task(self._noting.deliver(self._whereabouts), name="aegis notes")
         noting.add_done_callback(_log_failure)
         try:
@@ -290,6 +302,7 @@ class PlaneLink:
             ordinal=me.ordinal,
             user_public_key=self._key.public,
             nonce=contact.new_nonce(),
+            parks=self._parks,
         )
 
     async def _join_bus(self, place: Place) -> None:
@@ -314,7 +327,7 @@ class PlaneLink:
         assert self._wake is not None and self._bus is not None
         subject = names.report(self._identity.namespace, self._identity.job, self._identity.worker)
         while True:
-            if self._report is not None:
+            if self._report is not None and not self._parked:
                 await self._bus.publish(subject, self._report)
             if self._closing.is_set():
                 return
@@ -352,7 +365,12 @@ class PlaneLink:
         if isinstance(word, words.Renewal):
             await self._take_jwt(word.jwt)
         elif isinstance(word, words.Dismissal):
-            self._inbox.put(Refused(word.reason, usage=False))
+            if self._parks:
+                self._park(word.reason)
+            else:
+                self._inbox.put(Refused(word.reason, usage=False))
+        elif self._parked:
+            return  # Nothing is said to those who have no part, but how it ended.
         elif isinstance(word, words.Look):
             self._inbox.put(word)
         elif isinstance(word, words.Recall):
@@ -361,6 +379,11 @@ class PlaneLink:
             self._inbox.put(RenewSelf(word.reason))
         else:
             self._inbox.put(Farewell(word.report))
+
+    def _park(self, reason: str) -> None:
+        """From now on only listen."""
+        self._parked = True
+        self._inbox.put(Refused(reason, usage=False, parked=True))
 
     def _again(self, reason: str) -> None:
         """Introduce ourselves anew: the plane doesn't know us any more, or our JWT runs out."""
@@ -377,7 +400,10 @@ class PlaneLink:
         if place is not None:
             self._place = place
             await self._take_jwt(place.welcome.jwt)
-            if place.welcome.generation != self._generation:
+            if place.welcome.parked:
+                self._park(place.welcome.parked)
+            elif self._parked or place.welcome.generation != self._generation:
+                self._parked = False
                 self._generation = place.welcome.generation
                 self._inbox.put(Joined(place.welcome, place.proven))
 

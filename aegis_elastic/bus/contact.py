@@ -56,10 +56,14 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=F
     nonce: str
     proof: str = ""
     schema: int = SCHEMA
+    parks: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, rename="camel"):
-    """The worker's place: its JWT for the bus at `bus_port` of the same host, and what the job is."""
+    """The worker's place: its JWT for the bus at `bus_port` of the same host, and what the job is.
+
+    `parked`: why it has no part in the job, and may only listen until that ends (it asked for that: `parks`).
+    """
 
     jwt: str
     bus_port: int
@@ -69,6 +73,7 @@ class Welcome(msgspec.Struct, frozen=True, rename="camel"):
     max_retry: int
     recover_count: int
     proof: str = ""
+    parked: str = ""
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -184,6 +184,9 @@ class Plane:
                 failed = fact
             else:
                 self._facts = fact
+                if fact["ended"]:
+                    for holder in self._holders:
+                        self._tell(holder, {"ended": fact["phase"]})
             self._changed.set()
         return failed
 

@@ -79,8 +79,12 @@ class PlaneHost:
         restarts_max: int,
         narrate: Callable[[str], None],
         embryo: Embryo | None = None,
+        on_ended: Callable[[str], None] | None = None,
     ) -> None:
-        """`embryo`: a plane started ahead; `open` discards it if it isn't used."""
+        """`embryo`: a plane started ahead; `open` discards it if it isn't used. `on_ended` is told the phase
+        in which the job has ended, perhaps more than once, by a thread of ours.
+        """
+        self._on_ended = on_ended
         self._config = config
         self._embryo = embryo
         self._restarts_left = restarts_max
@@ -187,8 +191,7 @@ class PlaneHost:
         while not self._closing.is_set():
             assert self._holder is not None
             with contextlib.suppress(OSError):
-                while self._holder.recv(4096):
-                    pass  # Facts of a restarted master: nothing that we don't know.
+                self._hear(self._holder)
             if self._closing.is_set():
                 return
             if self._process is not None:
@@ -206,6 +209,16 @@ class PlaneHost:
             except LaunchError as error:
                 self._narrate(str(error))
                 self._closing.wait(1.0)
+
+    def _hear(self, holder: socket.socket) -> None:
+        """Read what the plane says until it is gone; but for the job's end it is nothing that we don't know."""
+        buffer = b""
+        while data := holder.recv(4096):
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                ended = json.loads(line).get("ended")
+                if ended and self._on_ended is not None:
+                    self._on_ended(ended)
 
 
 def _first_fact(holder: socket.socket) -> dict[str, Any]:

@@ -23,6 +23,8 @@ def start_plane(words: Sequence[str], environment: Mapping[str, str] = os.enviro
 def looks_ours(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether this host would serve the plane. Asks no name server: a name that isn't ours is no."""
     host = _given(words, "rdzv-endpoint") or environment.get("PET_RDZV_ENDPOINT", "")
+    if _given(words, "aegis-plane") or environment.get("AEGIS_PLANE"):
+        return False
     host = host or _given(words, "master-addr") or environment.get("PET_MASTER_ADDR", "")
     if not host and environment.get("SLURM_NODEID", "0") != "0" and "SLURM_STEP_ID" in environment:
         return False  # Nodes of an allocation meet at its first one.

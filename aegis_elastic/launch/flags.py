@@ -237,6 +237,14 @@ def _add_plane(add: _Adder) -> None:
         type=_path,
         metavar="FILE",
     )
+    add(
+        "plane",
+        "HOST:PORT of a control plane that stands by itself: `aegis-master`, started with this flag and the "
+        "others of the job on a host outside of it. No node serves one then. The endpoint remains where "
+        "nodes meet if that plane is out of reach.",
+        type=_host_port,
+        metavar="HOST:PORT",
+    )
     add("require-secret", "Refuse to start without a join secret.", False, action="store_true")
     add(
         "fallback-port",
@@ -294,6 +302,14 @@ def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text).expanduser().absolute()
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    if not colon or not host.strip("[]") or not 0 < number < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 1 to 65535")
+    return host.strip("[]"), number
 
 
 def _check_path(text: str) -> tuple[str, Path]:

@@ -34,7 +34,7 @@ from aegis_elastic.control.errors import LaunchError, UsageError
 from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import admin, probation, renewal, screen, watching
+from aegis_elastic.launch import admin, probation, renewal, screen, slurm, watching
 from aegis_elastic.launch.options import Options
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,9 @@ class Launcher:
         self._environment = environment
         self._address = hosts.resolve(options.endpoint.host)
         self._ours = hosts.is_ours(self._address)
+        # Where the plane is, and whether we serve it: at the endpoint, unless it stands by itself.
+        self._plane_at = options.aegis.plane or (self._address, options.endpoint.port)
+        self._serves = self._ours and options.aegis.plane is None
         self._node_ip = options.config.local_addr or (
             self._address if self._ours else hosts.address_towards(self._address)
         )
@@ -97,7 +100,13 @@ class Launcher:
             probation.stand(about.state_dir, about.store, about.probation_burn_s, inbox, narrate)
             if self._legacy is not None and self._legacy.hold >= 0:
                 os.close(self._legacy.hold)  # It has been taken up, or has ended.
-            link = PlaneLink(self._identity(name.text), (self._address, port), self._secret, inbox)
+            link = PlaneLink(
+                self._identity(name.text),
+                (hosts.resolve(self._plane_at[0]), port),
+                self._secret,
+                inbox,
+                parks=slurm.in_step(),
+            )
             agent = self._agent(link, inbox, frozenset(int(number) for number in signals), port)
             if failed:
                 # Our own plane is broken and nobody else will serve one: don't make training wait for it.
@@ -157,6 +166,9 @@ class Launcher:
         except LaunchError as error:
             logger.warning("the job's record stays open, and a next start goes on with it: %s", error)
 
+    def _on_ended(self, phase: str) -> None:
+        """The plane that we hold says that the job has ended; the agent hears it by an order."""
+
     # ------------------------------------------------------------ beginnings
 
     def _find_secret(self) -> bytes | None:
@@ -182,12 +194,10 @@ class Launcher:
 
     def _open_plane(self) -> tuple[int, str]:
         """The port of the plane, and why it isn't there if it should be ours and can't be started."""
-        endpoint = self._options.endpoint
-        if not self._ours:
-            return endpoint.port, ""
-        self._host = PlaneHost(
-            self._plane_config(), self._options.aegis.plane_restarts, narrate, self._embryo
-        )
+        if not self._serves:
+            return self._plane_at[1], ""
+        restarts = self._options.aegis.plane_restarts
+        self._host = PlaneHost(self._plane_config(), restarts, narrate, self._embryo, self._on_ended)
         try:
             self._host.open()
         except PortTaken:
@@ -195,14 +205,15 @@ class Launcher:
         except PlaneFailed as error:
             logger.error("%s", error)
             self._host = None
-            return endpoint.port, str(error)
+            return self._plane_at[1], str(error)
         options = self._options
         try:
             places.register(options.namespace, options.job_name, self._host.generation, self._host.run_dir)
         except UsageError as error:
             logger.warning("aegisctl won't find this job by its name: %s", error)
         again = ", continued" if self._host.resumed else ""
-        bound = "" if self._address.startswith("127.") else f"; the control plane listens on {self._address}"
+        listens = hosts.resolve(self._plane_at[0])
+        bound = "" if listens.startswith("127.") else f"; the control plane listens on {listens}"
         kept = options.aegis.store or options.aegis.state_dir
         taints = f"taints are kept in {kept}" if kept else "taints end with the job"
         narrate(
@@ -230,8 +241,8 @@ class Launcher:
         )
         return PlaneConfig(
             directory=str(job_dir / "plane"),
-            host=self._address,
-            port=options.endpoint.port,
+            host=hosts.resolve(self._plane_at[0]),
+            port=self._plane_at[1],
             spec=spec,
             job_dir=str(job_dir),
             run_dir=str(aegis.run_dir or self._beside_the_logs() or ""),
@@ -239,7 +250,7 @@ class Launcher:
             resume=not options.anonymous,
             linger_s=aegis.plane_linger_s,
             silent_s=aegis.lost_timeout_s,
-            hosts=(self._address, socket.gethostname()),
+            hosts=(hosts.resolve(self._plane_at[0]), socket.gethostname()),
             fail_fast=aegis.fail_fast,
             metrics_host=aegis.metrics_host,
             metrics_port=aegis.metrics_port,
@@ -311,7 +322,7 @@ class Launcher:
         )
         meeting = Meeting(
             host=self._address,
-            port=options.aegis.fallback_port or port + 1,
+            port=options.aegis.fallback_port or (port if self._serves else options.endpoint.port or port) + 1,
             hosting=self._ours,
             min_nodes=config.min_nodes,
             max_nodes=config.max_nodes,

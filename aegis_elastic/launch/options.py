@@ -47,9 +47,10 @@ class Endpoint:
 class AegisOptions:
     """Our own flags (`aegis-run -h` explains each); paths are absolute, seconds and counts in range.
 
-    `fallback_port` None: the endpoint's port + 1. `check_paths`: kind to directory, for the storage check.
-    `check_budgets`: check to seconds, where they aren't the default. `gpus_per_node` None: what is there.
-    `ckpt_watch` None: where the script's arguments say.
+    `fallback_port` None: the endpoint's port + 1. `plane`: host and port of one that stands by itself.
+    `check_paths`: kind to directory, for the storage check. `check_budgets`: check to seconds, where they
+    aren't the default. `gpus_per_node` None: what is there. `ckpt_watch` None: where the script's arguments
+    say.
     """
 
     bootcheck: str
@@ -62,6 +63,7 @@ class AegisOptions:
     worker_name: str
     propagate_exit_code: bool
     join_secret_file: Path | None
+    plane: tuple[str, int] | None
     require_secret: bool
     plane_linger_s: float
     plane_restarts: int

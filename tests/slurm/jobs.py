@@ -50,8 +50,8 @@ for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
 dist.init_process_group("gloo")
 step = torch.tensor([int(saved.read_text()) if saved.exists() else 0])
 dist.broadcast(step, 0)
-say("init rank", dist.get_rank(), "of", dist.get_world_size(), "start", os.environ["TORCHELASTIC_RESTART_COUNT"],
-    "pid", os.getpid())
+life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+say("init rank", dist.get_rank(), "of", dist.get_world_size(), "start", life, "pid", os.getpid())
 for number in range(int(step), steps):
     total = torch.ones(1)
     dist.all_reduce(total)
