@@ -163,7 +163,7 @@ class Master:
         who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
         self.feed(Join(*who, risk))
         refusal = await answer
-        if refusal:
+        if refusal and (not hello.parks or self._status.phase in TERMINAL):
             raise Refused(refusal)
         jwt, until_s = self._make_jwt(hello.worker, hello.user_public_key)
         self._roll.note_jwt(hello.uid, hello.user_public_key, until_s)
@@ -176,6 +176,7 @@ class Master:
             generation=status.spec.generation,
             max_retry=status.spec.max_retry,
             recover_count=status.recover_count,
+            parked=refusal,
         )
 
     async def _no_rival(self, worker: str, uid: str) -> None:
@@ -294,10 +295,10 @@ class Master:
             if self._status.phase in TERMINAL:
                 await self._close()
             while True:
-                try:
-                    await asyncio.wait_for(self._wake.wait(), self._until_next())
-                except asyncio.TimeoutError:
-                    pass  # Time itself was waited for.
+                # Not `wait_for`: before Python 3.12 it swallows a cancellation that comes with the wake.
+                in_time = asyncio.get_running_loop().call_later(self._until_next(), self._wake.set)
+                await self._wake.wait()
+                in_time.cancel()
                 self._wake.clear()
                 await self._turn()
         finally:
