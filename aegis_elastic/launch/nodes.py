@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aegis_elastic.control.cluster import ClusterScope, of_cluster
+from aegis_elastic.control.cluster import ClusterScope, Edit, of_cluster
 from aegis_elastic.control.errors import AdminRefused, AdminUnreachable, NoSuchJob, UsageError
 from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.isolation.contract import Driver, Outcome, ask
@@ -168,10 +168,22 @@ def _probation(args: argparse.Namespace, console: Console) -> int:
     """Without --json: what is of interest is one line, and `check` and `burn` have the rest."""
     if args.tied_to is not None:
         probation.tie(args.tied_to)
-    scope = _scope(args)
-    if scope is None:
-        raise UsageError("cannot tell whether this node is on probation: give --state-dir or --store")
-    passed, said = _in(scope, probation.prove(scope, socket.gethostname(), args.burn_s))
+    node = socket.gethostname()
+
+    def scope() -> ClusterScope:
+        # A new one for each use: between them is the trial, outside of any event loop.
+        found = _scope(args)
+        if found is None:
+            raise UsageError("cannot tell whether this node is on probation: give --state-dir or --store")
+        return found
+
+    def look() -> NodeRecord:
+        return _in(found := scope(), found.record(node))
+
+    def change(edit: Edit) -> NodeRecord:
+        return _in(found := scope(), found.change(node, edit))
+
+    passed, said = probation.prove(look, change, node, args.burn_s)
     console.print(said, soft_wrap=True)
     return 0 if passed else 1
 

@@ -20,12 +20,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from aegis_elastic.agents import burning
 from aegis_elastic.checks.budgets import CHEAP
 from aegis_elastic.checks.burn_words import Request
-from aegis_elastic.control.cluster import ClusterScope, of_cluster
+from aegis_elastic.control.cluster import ClusterScope, Edit, of_cluster
 from aegis_elastic.core import nodes
 from aegis_elastic.core.nodes import NodeRecord, Standing
-from aegis_elastic.launch import node_burn, node_checks
+from aegis_elastic.launch import node_checks
 from aegis_elastic.store.contract import StoreError
 
 
@@ -40,23 +41,27 @@ LOOK_PATIENCE_S = 2.0
 END_S = 10.0
 # What a failed trial costs before the next one; cards that recover by themselves have done so by then.
 AGAIN_S = 86400.0
+# What the io check writes to: shared memory is what ranks need in any case.
+PATHS = {"shm": "/dev/shm"}
 _PR_SET_PDEATHSIG = 1
 
 
-async def prove(scope: ClusterScope, node: str, burn_s: float) -> tuple[bool, str]:
+def prove(
+    look: Callable[[], NodeRecord], change: Callable[[Edit], NodeRecord], node: str, burn_s: float
+) -> tuple[bool, str]:
     """Check and burn this node if it is on probation, and record the outcome; whether it may take part now,
-    and why, in words. StoreError.
+    and why, in words. `look` and `change` are for its record.
     """
-    verdict = nodes.judge(await scope.record(node), time.time())
+    verdict = nodes.judge(look(), time.time())
     if verdict.standing is not Standing.PROBATION:
         return verdict.free, f"{node} is {'free' if verdict.free else f'not to be used: {verdict.why}'}"
-    failure = await asyncio.to_thread(_trial, burn_s)
+    failure = _trial(burn_s)
     now = time.time()
 
     def judged(record: NodeRecord) -> NodeRecord:
         return nodes.on_trial(record, now, failure, f"probation on {node}", now + AGAIN_S)
 
-    after = nodes.judge(await scope.change(node, judged), time.time())
+    after = nodes.judge(change(judged), time.time())
     if after.free:
         return True, f"{node} has passed check and burn and may take part again"
     return False, f"{node} stays out: {after.why}"
@@ -65,13 +70,16 @@ async def prove(scope: ClusterScope, node: str, burn_s: float) -> tuple[bool, st
 def _trial(burn_s: float) -> str:
     """What check or burn find on this node; "" for nothing."""
     args = argparse.Namespace(json=True, gpus=None, nproc=None, exclusive=False)
-    for result in node_checks.look(CHEAP, args, paths={"shm": "/dev/shm"}):
+    for result in node_checks.look(CHEAP, args, paths=PATHS):
         if not result.passed:
             return result.result
-    for result in node_burn.burn(Request(burn_s, 0, 0), True):
-        if not result.passed:
-            return result.result
-    return ""
+    process = burning.start(Request(burn_s, 0, 0), os.environ)
+    try:
+        burned = burning.attend(process, lambda progress: None)
+    finally:
+        process.kill()
+        process.wait()
+    return next((result.result for result in burned if not result.passed), "")
 
 
 def stand(
