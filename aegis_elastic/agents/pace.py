@@ -22,6 +22,7 @@ import msgspec
 from aegis_elastic.agents.checker import start_checks
 from aegis_elastic.agents.rank_view import RankView
 from aegis_elastic.agents.shared_folder import SharedFolder
+from aegis_elastic.agents.slots import SlotReader
 from aegis_elastic.agents.watchers import Watched
 from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.core import stacks
@@ -60,6 +61,7 @@ class PaceWatcher:
         self._ranks: Watched | None = None
         self._new = False
         self._facts: Facts | None = None
+        self._over: Watched | None = None
         self._reading: subprocess.Popen[bytes] | None = None
         self._longest_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._live, name="aegis-pace", daemon=True)
@@ -77,20 +79,37 @@ class PaceWatcher:
     def started(self, ranks: Watched) -> None:
         """Look at these from now on."""
         with self._lock:
-            self._ranks, self._new, self._facts = ranks, True, None
+            self._ranks, self._new, self._facts, self._over = ranks, True, None, None
         self._signal.set()
 
     def ended(self) -> None:
-        """Look at nobody."""
+        """Look at nobody. What they left in their slots stays there until the next start."""
         with self._lock:
+            self._over = self._ranks or self._over
             self._ranks, self._facts = None, None
         self._signal.set()
 
     def news(self) -> Mapping[str, Any] | None:
-        """The facts of the last look."""
+        """The facts of the last look; of ranks that have ended, how far they came."""
         with self._lock:
-            facts = self._facts
+            facts, over = self._facts, self._over
+        if facts is None and over is not None:
+            reached, counted = self._reached(over)
+            facts = Facts(0, over.incarnation, reached=reached, counted=counted)
         return msgspec.to_builtins(facts) if facts is not None else None
+
+    def _reached(self, over: Watched) -> tuple[int, int]:
+        reached, counted = -1, -1
+        for rank in over.pids:
+            try:
+                reader = SlotReader(self._folder.path / str(rank))
+            except (OSError, ValueError):
+                continue  # a rank without our hooks, or one that didn't come so far
+            beat, call = reader.beat(), reader.call()
+            counted = max(counted, beat.step if beat is not None else -1)
+            reached = max(reached, call.step if call is not None else -1)
+            reader.close()
+        return reached, counted
 
     def close(self) -> None:
         """End the thread, and what it reads with; remove the slots."""

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from aegis_elastic.control.desks import Decided
+from aegis_elastic.core import pace
 from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, Rhythm
 from aegis_elastic.core.events import Event, Noted, Saved
 from aegis_elastic.core.messages import COUNTER_MAX, TIME_MAX, Message, MessageType, ReportData
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 LATE = "checkpoint.late"
 FALSE_SUCCESS = "success.false"
+STEPS = "evict.steps"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
 _Path = Annotated[str, msgspec.Meta(max_length=2048)]
@@ -65,11 +67,20 @@ class BoundaryDesk:
         # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
         self._waiting: dict[str, float] = {}
         self._called: set[str] = set()
+        # How far the ranks of this incarnation came, by their own word or by count from where they began.
+        self._reached = self._counted = -1
+        self._base = 0
+        # Where an eviction goes back to: step, and the node that left.
+        self._back_to: tuple[int, str] | None = None
 
     def heard(self, message: Message, now_s: float) -> None:
         """Take the checkpoints out of a report, each once, whoever tells of it and how often."""
         data = message.data
-        if not isinstance(data, ReportData) or "boundary" not in data.watched:
+        if not isinstance(data, ReportData):
+            return
+        if "progress" in data.watched:
+            self._note_reached(data.watched["progress"])
+        if "boundary" not in data.watched:
             return
         try:
             facts = _decoder.decode(data.watched["boundary"])
@@ -87,6 +98,15 @@ class BoundaryDesk:
                     self._complete(seen.step, seen.path, seen.kind, seen.time, now_s)
         if message.type is MessageType.FINISH and data.state == "finished" and facts.unread:
             self._doubt(message.pod_name, facts.unread)
+
+    def _note_reached(self, raw: msgspec.Raw) -> None:
+        try:
+            facts = pace.decode(raw)
+        except msgspec.MsgspecError:
+            return  # the desk of progress says so
+        if facts.incarnation == self._incarnation:
+            self._reached = max(self._reached, facts.reached)
+            self._counted = max(self._counted, facts.counted)
 
     def _complete(self, step: int, path: str, kind: str, at: float, now_s: float) -> None:
         status = self._status
@@ -116,8 +136,17 @@ class BoundaryDesk:
         """Know which nodes wait for a checkpoint, and when training starts anew."""
         if self._status is None:
             self._resumed = status.incarnation > 0
+        for event, made in done:
+            if isinstance(event, Saved) and made.name == "saved" and event.step not in self._steps:
+                self._steps.add(event.step)  # the training itself said so, to another desk
+                self._rhythm.saved(time.monotonic())
+            if made.name == "evict" and made.status.phase is Phase.RESTARTING and made.status.saved_step >= 0:
+                self._back_to = made.status.saved_step, made.status.error_nodes[-1].node_name
         if status.incarnation != self._incarnation:
+            self._tell_steps()
             self._incarnation = status.incarnation
+            self._reached = self._counted = -1
+            self._base = max(status.saved_step, 0)
             self._steps = set()
             self._rhythm.started()
         self._status = status
@@ -126,6 +155,17 @@ class BoundaryDesk:
         waiting = {mark.node_name for mark in status.marks if mark.verdict is Verdict.SLOW and not mark.safe}
         self._waiting = {node: self._waiting.get(node, now_s) for node in waiting if running}
         self._called &= waiting
+
+    def _tell_steps(self) -> None:
+        """What an eviction has cost: the steps that were run after the checkpoint, and are run again."""
+        if self._back_to is None:
+            return
+        (step, node), self._back_to = self._back_to, None
+        counted = self._base + self._counted if self._counted >= 0 else -1
+        reached = self._reached if self._reached >= 0 else counted
+        lost = f"{reached - step} steps" if reached >= step else "an unknown number of steps"
+        text = f"{lost} after the checkpoint of step {step} had been run at the stop, and are run again"
+        self._feed(Noted("", node, STEPS, text, time.time()))
 
     def due_s(self) -> float:
         """When a checkpoint that somebody waits for is late."""

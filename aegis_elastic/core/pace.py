@@ -77,12 +77,18 @@ class Saving(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """All ranks of one node. Repeated as it is until the next look, which has the next number."""
+    """All ranks of one node. Repeated as it is until the next look, which has the next number.
+
+    `reached` and `counted` are told when they have ended: the highest step that any of them has said, and how
+    many steps the furthest has made since it was started; -1: nobody knows.
+    """
 
     look: _Count
     incarnation: _Count
     ranks: Annotated[tuple[RankFacts, ...], msgspec.Meta(max_length=RANKS_MAX)] = ()
     saved: Saving | None = None
+    reached: _Step = -1
+    counted: _Step = -1
 
 
 _decoder = msgspec.json.Decoder(Facts)

@@ -42,7 +42,7 @@ def _wanted() -> str:
     return " ".join((sys.executable, *PACKAGES))
 
 
-# Both write, for every step that a rank has run, "<life> <step>" to <output>.steps.<rank>; a life is one start
+# Both write "<life> <step>" to <output>.steps.<rank> for every step that a rank has run; a life is one start
 # of training. The sleep makes a step long enough to be told from the next.
 HF_TRAINER = """
 import argparse, os, time, torch
@@ -85,7 +85,8 @@ parser.add_argument("--step-s", type=float, default=0.3)
 args = parser.parse_args()
 training = TrainingArguments(
     output_dir=args.output_dir, max_steps=args.max_steps, save_steps=4,
-    per_device_train_batch_size=4, use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True, logging_steps=1000, dataloader_num_workers=0,
+    per_device_train_batch_size=4, use_cpu=True, ddp_backend="gloo",
+    report_to=[], disable_tqdm=True, logging_steps=1000,
 )
 last = get_last_checkpoint(args.output_dir) if os.path.isdir(args.output_dir) else None
 trainer = Trainer(model=Line(Config()), args=training, train_dataset=Points(), callbacks=[Steps()])
@@ -126,7 +127,8 @@ def step_of(path):
 saved = sorted(pathlib.Path(args.default_root_dir).rglob("*.ckpt"), key=step_of)
 trainer = L.Trainer(
     accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-    num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy="ddp", max_steps=args.max_steps, default_root_dir=args.default_root_dir, logger=False,
+    num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), strategy="ddp",
+    max_steps=args.max_steps, default_root_dir=args.default_root_dir, logger=False,
     enable_progress_bar=False, enable_model_summary=False,
     callbacks=[Steps(), ModelCheckpoint(every_n_train_steps=4, save_top_k=-1)],
 )

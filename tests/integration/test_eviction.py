@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.core.events import Saved
+from aegis_elastic.core.events import Noted, Saved
 from aegis_elastic.testing.netns import Net
 from tests.integration.frameworks import HF_TRAINER, LIGHTNING, python_with_frameworks
 from tests.integration.harness import Job, Launch, hosts
@@ -33,15 +33,16 @@ class Eviction:
     def evict_second(self) -> None:
         """Ask for it, when the spare is known to be fit."""
         self.job.wait(lambda view: "fit" in self.names(), "a fit spare")
-        done = self.job.ctl("evict", self.second, "--reason", "1.4 times its peers")
+        done = self.job.ctl("evict", self.launches[1].worker, "--reason", "1.4 times its peers")
         assert done.returncode == 0, done.stderr
-
-    @property
-    def second(self) -> str:
-        return str(self.job.view()["workers"][1]["name"])
 
     def names(self) -> list[str]:
         return [line.transition for line in self.job.journal()]
+
+    def told(self, code: str) -> str:
+        """The details of what was noted under that code."""
+        events = [line.event for line in self.job.journal()]
+        return "\n".join(e.detail for e in events if isinstance(e, Noted) and e.code == code)
 
     def evicted_at(self) -> Saved:
         """The boundary; the journal has mark, boundary and eviction in that order."""
@@ -77,7 +78,6 @@ def test_a_slow_node_leaves_at_megatrons_next_checkpoint(
     ):
         eviction = Eviction(job, net, STANDIN, *args)
         first, slow, spare = eviction.launches
-        second = eviction.second
         eviction.evict_second()
         job.wait_phase("RunCommand", 2)
         assert slow.wait() == 1
@@ -90,13 +90,14 @@ def test_a_slow_node_leaves_at_megatrons_next_checkpoint(
         assert saved.kind == "megatron"
         status = job.status()
         assert {worker["retries"] for worker in status["workers"]} == {0}, "not counted"
-        assert second not in {worker["name"] for worker in status["workers"]}
+        assert slow.worker not in {worker["name"] for worker in status["workers"]}
         assert "evicted" in slow.output
         for rank in (0, 1):
             before, after = steps_of(tmp_path, rank).values()
             assert after == list(range(saved.step + 1, after[-1] + 1)), "on from that very checkpoint"
             beyond = before[-1] - saved.step
             assert 0 <= beyond <= (1 if how == "sync" else 3)
+            assert f"{beyond} steps after the checkpoint of step {saved.step}" in eviction.told("evict.steps")
         assert [node["kind"] for node in job.report()["errorNodes"]] == ["slow"]
 
 
