@@ -104,8 +104,8 @@ class PaceDesk:
     def _take(self, worker: str, facts: Facts, now_s: float) -> None:
         status = self._status
         before = self._told.get(worker)
-        if status is None or facts.incarnation != status.incarnation:
-            return
+        if status is None or facts.incarnation != status.incarnation or not facts.ranks:
+            return  # without ranks: they have ended, and what they did last is what was told before
         if before is not None and before.facts.look == facts.look:
             return
         self._told[worker] = _Told(facts, now_s)
@@ -163,8 +163,9 @@ class PaceDesk:
             self._recorded_s = now_s
             events.append(Progress(self._step))
         told = [(pod, self._told[pod.name]) for pod in status.pods if pod.name in self._told]
-        if len(told) == len(status.pods) and all(now_s - each.heard_s <= FRESH_S for _, each in told):
-            ranks = [Seen(rank, pod.name, pod.node_name) for pod, each in told for rank in each.facts.ranks]
+        fresh = all(pod.finished or now_s - each.heard_s <= FRESH_S for pod, each in told)
+        if len(told) == len(status.pods) and fresh:
+            ranks = [Seen(rank, pod.name, pod.node_name) for pod, each in told for rank in _ranks(pod, each)]
             events += self._judge_hang(ranks)
             events += self._judge_pace(ranks, now_s)
         return events
@@ -233,7 +234,7 @@ class PaceDesk:
             (pod, rank)
             for pod in status.pods
             if pod.name in self._told
-            for rank in self._told[pod.name].facts.ranks
+            for rank in _ranks(pod, self._told[pod.name])
         ]
         furthest = max((rank.step for _, rank in ranks), default=-1)
         for pod, rank in ranks:
@@ -251,6 +252,13 @@ class PaceDesk:
 
 def _key(hang: Hang) -> tuple[str, Verdict]:
     return hang.seen.node_name, hang.verdict
+
+
+def _ranks(pod: PodInfo, told: _Told) -> tuple[RankFacts, ...]:
+    """Its ranks. An agent whose ranks are done tells nothing more of them."""
+    if not pod.finished:
+        return told.facts.ranks
+    return tuple(msgspec.structs.replace(rank, ended=True) for rank in told.facts.ranks)
 
 
 def _ended_early(pod: PodInfo, rank: RankFacts, furthest: int) -> Noted:

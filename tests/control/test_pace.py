@@ -258,6 +258,18 @@ def test_a_rank_that_ends_well_before_the_others_is_said_once(office: Office) ->
     assert office.turn(step=150, beats=150, d={"ended": True, "step": 100}) == []
 
 
+def test_a_node_that_is_done_while_others_train_on_is_said_too(office: Office) -> None:
+    office.turn()
+    office.step(Finish("d", "uid-d", 1, office.status.seq_num))
+    (event,) = office.turn(but="d", step=140, beats=140)
+    assert isinstance(event, Noted)
+    assert event.detail.startswith("rank 3 ended without an error after step 100")
+    (event,) = office.turn(but="d", seconds=40.0, idleS=90.0, stack=WAITS, steady=3)
+    assert isinstance(event, Mark)
+    assert event.verdict is Verdict.STALLED
+    assert "rank 3 has ended already" in event.reason
+
+
 def test_the_record_learns_how_far_training_is_now_and_then(office: Office) -> None:
     for n in range(100):
         office.turn(step=100 + n, beats=100 + n)
