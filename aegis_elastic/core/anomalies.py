@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,6 +25,7 @@ NETWORK_DROPS = "network.drop"
 SIGNATURE = "signature."  # + the fault class of the line
 
 _MIB = 1 << 20
+_STEADY = 0.9  # of its speed: what keeps that much from one half to the next doesn't slow down
 
 
 class Anomaly(msgspec.Struct, frozen=True, rename="camel"):
@@ -145,6 +147,7 @@ class Growth:
     """Memory that only grows: a rising floor that doesn't level off, and would fill the node before long."""
 
     _CLEAR_ORDER = 0.5
+    _COARSE = 5  # buckets
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -173,21 +176,22 @@ class Growth:
         return self._judge(available_bytes)
 
     def _judge(self, available_bytes: float) -> Fired | None:
-        slope, order = trend(self._floors)
+        points = list(self._floors)
+        slope, order = trend(points)
+        if len(points) == self._rules.growth_buckets:
+            # A saw that is longer than a bucket hides a leak in the fine series, not in the coarse one.
+            order = max(order, trend(_floors_of(points, self._COARSE))[1])
         if self.fired:
             self.fired = order >= self._CLEAR_ORDER
             return None
-        grown = slope * (self._floors[-1][0] - self._floors[0][0])
-        least = max(self._rules.growth_bytes_min, self._rules.growth_share_min * self._floors[-1][1])
+        used, grown = points[-1][1], slope * (points[-1][0] - points[0][0])
+        least = max(self._rules.growth_bytes_min, self._rules.growth_share_min * used)
         if order < self._rules.growth_order or grown < least:
             return None
-        recent, _ = trend(list(self._floors)[-len(self._floors) // 3 :])
-        # What levels off (a cache that fills, an allocator that has found its size) is slower at its end.
-        full_s = available_bytes / min(slope, recent) if recent > slope / 2 else float("inf")
-        if full_s > self._rules.growth_horizon_s:
+        full_s = available_bytes / slope
+        if full_s > self._rules.growth_horizon_s or still_to_come(points) < available_bytes:
             return None
         self.fired = True
-        used = self._floors[-1][1]
         return Fired(
             f"grows by {slope / _MIB:.2f} MiB/s, {used / _MIB:.0f} MiB now; the node is full in "
             f"{full_s / 60:.0f} min",
@@ -200,15 +204,37 @@ class Growth:
         )
 
 
-def trend(points: deque[tuple[float, float]] | list[tuple[float, float]]) -> tuple[float, float]:
+Points = Sequence[tuple[float, float]]
+
+
+def _floors_of(points: Points, length: int) -> list[tuple[float, float]]:
+    """The lowest of every `length` points."""
+    groups = [points[start : start + length] for start in range(0, len(points), length)]
+    return [(group[-1][0], min(value for _, value in group)) for group in groups]
+
+
+def still_to_come(points: Points) -> float:
+    """How much more a growth will come to: without end unless it slows down, as a cache does that fills.
+
+    A growth that loses a share of its speed in every half of the series goes on losing it: what comes is the
+    sum of a geometric series.
+    """
+    half = len(points) // 2
+    (first, _), (second, _) = trend(points[:half]), trend(points[half:])
+    left = second / first if first > 0 else 1.0
+    if left >= _STEADY:
+        return float("inf")
+    return max(second, 0.0) * (points[-1][0] - points[half][0]) * left / (1 - left)
+
+
+def trend(points: Points) -> tuple[float, float]:
     """(slope, order) of values over time, robust: the median of all pairs' slopes, and how much of a one-way
     street it is (share of rising pairs less that of falling ones: 1 when every value is above all before it).
     """
     slopes = []
-    listed = list(points)
-    for place, (later_s, later) in enumerate(listed):
+    for place, (later_s, later) in enumerate(points):
         slopes += [
-            (later - value) / (later_s - then_s) for then_s, value in listed[:place] if later_s > then_s
+            (later - value) / (later_s - then_s) for then_s, value in points[:place] if later_s > then_s
         ]
     if not slopes:
         return 0.0, 0.0
