@@ -13,7 +13,8 @@ handler of SIGTERM can't run, since they hang in a call that no signal ends; `ag
 two seconds after the first step of the second life. With `outside` the fault comes from elsewhere (a process
 stopped, a node lost).
 
-WORKLOAD: `plain`, or `loader`, which takes each step's data from two DataLoader workers. Heavy imports are in
+WORKLOAD: `plain`; `loader` takes each step's data from two DataLoader workers; `busy` computes without a
+pause, and rank 0 notes when each step ended and how long it took in `FOLDER/steps`. Heavy imports are in
 `measured_heavy.py`, a Trainer of transformers in `measured_trainer.py`."""
 
 import json
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 FOLDER, FAULT = Path(sys.argv[1]), sys.argv[2]
 WORKLOAD = sys.argv[3] if len(sys.argv) > 3 else "plain"
@@ -108,6 +110,20 @@ def batches() -> Iterator[object]:
         yield from DataLoader(numbers, batch_size=4, num_workers=2)  # type: ignore[arg-type]
 
 
+def compute(matrix: Any) -> None:
+    """A step's worth of arithmetic, and a note of how long it took since the last."""
+    for _ in range(20):
+        matrix = matrix @ matrix / 256
+    now = time.monotonic()
+    if RANK == 0:
+        with open(FOLDER / "steps", "a") as file:
+            file.write(f"{now} {now - _last[0]}\n")
+    _last[0] = now
+
+
+_last = [MAIN]
+
+
 def main() -> None:
     """Stamps every part of a start, then trains."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN if FAULT == "deaf" else told_to_stop)
@@ -134,7 +150,10 @@ def main() -> None:
         if step == 0:
             stamp("step")
         step += 1
-        time.sleep(STEP_S)
+        if WORKLOAD == "busy":
+            compute(torch.ones(256, 256))
+        else:
+            time.sleep(STEP_S)
     dist.destroy_process_group()
 
 
