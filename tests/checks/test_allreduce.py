@@ -1,4 +1,6 @@
-"""The collective checks among four real hosts, with cables cut and throttled: who is named, and who not."""
+"""The collective checks among four real hosts (in `make full` also among eight), with cables cut and
+throttled: who is named, and who not.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ sys.stdin.read()
 
 
 class Nodes:
-    """Four nodes, and a fifth host with the store: traffic between nodes can be cut without the store's."""
+    """Some nodes, and one more host with the store: traffic between nodes can be cut without the store's."""
 
     def __init__(self, net: Net) -> None:
-        self.hosts, self._store_host = net.hosts[:NODES], net.hosts[NODES]
+        *self.hosts, self._store_host = net.hosts
+        self.count = len(self.hosts)
         argv = [sys.executable, "-c", STORE, self._store_host.address]
         self._store = self._store_host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         assert self._store.stdout is not None
@@ -43,15 +46,15 @@ class Nodes:
 
     def check(self, name: str, tag: str, seconds: float) -> list[CheckResult]:
         """One check on all nodes at once; the results by group rank."""
-        with ThreadPoolExecutor(NODES) as pool:
-            return list(pool.map(lambda rank: self._check(rank, name, tag, seconds), range(NODES)))
+        with ThreadPoolExecutor(self.count) as pool:
+            return list(pool.map(lambda rank: self._check(rank, name, tag, seconds), range(self.count)))
 
     def _check(self, rank: int, name: str, tag: str, seconds: float) -> CheckResult:
         world = {
             "groupRank": rank,
-            "groupWorldSize": NODES,
+            "groupWorldSize": self.count,
             "rankOffset": rank,
-            "worldSize": NODES,
+            "worldSize": self.count,
             "localWorldSize": 1,
             "masterAddr": self._store_host.address,
             "masterPort": self._port,
@@ -152,3 +155,29 @@ def test_a_node_with_less_bandwidth_is_named_with_its_factor_and_nobody_else(
         assert named == "1"
         assert factors[0] <= float(factor) <= factors[1]
     assert "slow is node rank 1" in found[0].result
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_among_eight_nodes_the_one_that_is_blocked_and_the_one_that_is_slowed_are_named() -> None:
+    with Net(8 + 1) as net:
+        nodes = Nodes(net)
+        try:
+            cut = nodes.hosts[5]
+            for other in nodes.hosts:
+                if other is not cut:
+                    cut.block(dst=other.address)
+            found = nodes.check(CONNECTION, "node of eight", 100)
+            cut.unblock()
+            assert [rank for rank, result in enumerate(found) if not result.passed] == [5], found
+            assert (found[5].finding, level(found[5])) == ("allreduce_connection.node", 3)
+            print(found[5].result)
+
+            for rank, host in enumerate(nodes.hosts):
+                host.throttle(100 if rank == 3 else 200)
+            found = nodes.check(PERFORMANCE, "slow of eight", 182)
+            assert [rank for rank, result in enumerate(found) if not result.passed] == [3], found
+            assert found[3].finding == "allreduce_performance.slow"
+            print(found[3].result)
+        finally:
+            nodes.stop()
