@@ -7,7 +7,6 @@ must tell nothing. The real lines lie in `shared/data`; without them their tests
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 
 from aegis_elastic.core import signatures
 from aegis_elastic.core.signatures import BadSignatures, Signature, load, parse
+from benchmarks.signatures import real_rows, right_with_other_numbers, right_without_their_source
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "log_lines.jsonl"
 KINDS = Path(__file__).with_name("signature_lines.jsonl")
@@ -66,25 +66,6 @@ def action_of(line: str) -> str:
     return signature.action if signature else signatures.UNKNOWN
 
 
-def other_numbers(line: str, seed: int) -> str:
-    """The line with the numbers changed that make no difference: addresses, ids, sizes, times.
-
-    What is a code stays: a number that a class hangs on (Xids, errnos, signals, statuses), one inside a name
-    (`mlx5`, `H100`) and a recovery action.
-    """
-    draw = random.Random(seed)
-    kept = re.compile(
-        r"(?i)\bxid\b[^,]*?\): \d+|\bxid \d+|sxid[^,]*?: \d+|errno:? ?-?\d+|exit ?code ?:? ?\(?-?\d+|"
-        r"code: -?\d+|signal \d+|(?:status=|error |state error: )\d+|error \(\d+\)|\b0x\d \(|"
-        r"[a-z_]\d+|\d+[a-z_]|\d+ \(0x\d+\)"
-    )
-    parts, end = [], 0
-    for match in kept.finditer(line):
-        parts += [re.sub(r"\d", lambda _: draw.choice("123456789"), line[end : match.start()]), match.group()]
-        end = match.end()
-    return "".join([*parts, re.sub(r"\d", lambda _: draw.choice("123456789"), line[end:])])
-
-
 # --- the real lines -------------------------------------------------------------------------------------
 
 
@@ -103,33 +84,19 @@ def test_of_the_real_lines_nearly_every_action_is_right() -> None:
 
 @needs_real_lines
 def test_with_all_its_numbers_changed_a_line_tells_the_same() -> None:
-    lines = real_lines()
+    rows = real_rows(REAL)
     for seed in range(3):
-        wrong = [x.line for x in lines if action_of(other_numbers(x.line, seed)) != x.signature.action]
-        print(f"numbers changed: {len(lines) - len(wrong)} of {len(lines)}")
-        assert len(wrong) <= len(lines) * (1 - RIGHT_SHARE_MIN), wrong
+        right = right_with_other_numbers(load(), rows, seed)
+        print(f"numbers changed: {right} of {len(rows)}")
+        assert right >= len(rows) * RIGHT_SHARE_MIN
 
 
 @needs_real_lines
 def test_no_line_rests_on_a_rule_that_only_its_own_source_needs() -> None:
-    """Each source left out in turn: a rule counts only if something of another source needs it too (a real
-    line, or one of the kinds, which no source wrote). A rule that one line alone called for is that line.
-    """
-    lines, table = real_lines(), load()
-    elsewhere = [(line, "kinds") for line, fault_class, _ in kinds() if fault_class]
-    users: dict[int, set[str]] = {}
-    for line, source in [*((item.line, item.source) for item in lines), *elsewhere]:
-        for number in range(len(table.rules)):
-            if table.compiled(number).search(" ".join(line.split())):
-                users.setdefault(number, set()).add(source)
-    right = Counter[bool]()
-    for item in lines:
-        text = " ".join(item.line.split())
-        left = (n for n in range(len(table.rules)) if users.get(n, set()) - {item.source})
-        found = next((table.rules[n].signature for n in left if table.compiled(n).search(text)), None)
-        right[found is not None and found.action == item.signature.action] += 1
-    print(f"each source left out: {right[True]} of {len(lines)}")
-    assert right[True] >= len(lines) * RIGHT_SHARE_MIN
+    rows = real_rows(REAL)
+    right = right_without_their_source(load(), rows)
+    print(f"each source left out: {right} of {len(rows)}")
+    assert right >= len(rows) * RIGHT_SHARE_MIN
 
 
 # --- the kinds ------------------------------------------------------------------------------------------
