@@ -37,7 +37,7 @@ LOOK_S = 1.0
 # How often the master hears of it while all is well.
 TELL_S = 2.0
 # Looks at stacks: close together until it is clear who stands still, then rarely.
-STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 2.0, 15.0, 8
+STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 1.5, 15.0, 8
 STACKS_TIMEOUT_S = 15.0
 CLOSE_S = 2.0
 # In a report: enough for any file system, and bounded.

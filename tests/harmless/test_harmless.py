@@ -1,0 +1,132 @@
+"""Do no harm: what looks like a fault and isn't leads to nothing. Kept green by every change.
+
+Whatever watches may note and mark; no rank may be restarted, no node may leave, no retry may be counted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aegis_elastic.core.events import Act, Error, Evict, Hold, Lost, Mark
+from aegis_elastic.core.model import Verdict
+from aegis_elastic.testing.netns import Net
+from tests.harmless.clock import JumpingClock
+from tests.integration.harness import Job, hosts, stays, wait_for
+from tests.integration.test_independent import PORT, cut_off
+from tests.integration.trainings import steps_of, write_training
+
+FLAGS = (*("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off"), *("--aegis-hang-after-s", "3"))
+AT = 15
+HOUR_S = 3600
+
+
+@contextmanager
+def hogs(count: int) -> Iterator[None]:
+    """So many processes that want a whole core."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def let_end(job: Job, folder: Path, more: int) -> None:
+    """Let it train some steps more, then end; nothing may have been done to it."""
+    pids = {rank.pid for rank in job.ranks().values()}
+    reached = steps_of(folder)
+    wait_for(lambda: steps_of(folder) >= reached + more, f"{more} steps more")
+    assert {rank.pid for rank in job.ranks().values()} == pids
+    (folder / "end").touch()
+    assert [launch.wait() for launch in job.launches] == [0] * len(job.launches)
+    report = job.report()
+    assert (report["recoverCount"], len(report["incarnations"]), report["failures"]) == (0, 1, [])
+    done = [line.event for line in job.journal()]
+    assert not [event for event in done if isinstance(event, (Act, Evict, Error, Lost, Hold))]
+    marked = {event.verdict for event in done if isinstance(event, Mark)}
+    print(f"marks: {sorted(verdict.value for verdict in marked)}")
+    assert marked <= {Verdict.STALLED, Verdict.UNREACHABLE}
+
+
+def test_a_long_save_while_the_clock_jumps(tmp_path: Path, unmet: Callable[[str], None]) -> None:
+    """Rank 0 saves for three times as long as pauses ever were, and its peer waits for it in a collective."""
+    try:
+        clock = JumpingClock(tmp_path)
+    except FileNotFoundError as error:
+        unmet(str(error))
+    with Job(tmp_path, nproc=2, flags=FLAGS, env=clock.environment) as job:
+        job.start(write_training(tmp_path), str(tmp_path), "save", "0", str(AT), "9")
+        wait_for(lambda: steps_of(tmp_path) >= 5, "steps")
+        clock.jump(HOUR_S)
+        wait_for(lambda: steps_of(tmp_path) >= AT, "more of them")
+        clock.jump(-HOUR_S)
+        let_end(job, tmp_path, 5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("what", "who"), [("save", "0"), ("compile", "all"), ("evaluate", "all"), ("evaluate", "0")]
+)
+def test_a_pause_ten_times_as_long_as_any_before(tmp_path: Path, what: str, who: str) -> None:
+    """Saving, a compilation that holds the interpreter, an evaluation on all ranks or on one."""
+    with Job(tmp_path, nproc=4, flags=FLAGS) as job:
+        job.start(write_training(tmp_path), str(tmp_path), what, who, str(AT), "30")
+        wait_for(lambda: steps_of(tmp_path) > AT, "the end of the pause", 120.0)
+        let_end(job, tmp_path, 10)
+
+
+@pytest.mark.full
+def test_cores_that_others_want_too(tmp_path: Path) -> None:
+    with Job(tmp_path, nproc=4, flags=FLAGS) as job:
+        job.start(write_training(tmp_path), str(tmp_path), "nothing", "all", "0", "0")
+        wait_for(lambda: steps_of(tmp_path) >= AT, "steps")
+        with hogs(8):
+            let_go = steps_of(tmp_path) + 60
+            wait_for(lambda: steps_of(tmp_path) >= let_go, "steps on busy cores", 300.0)
+        let_end(job, tmp_path, 10)
+
+
+@pytest.mark.full
+def test_wall_clocks_that_jump_back_and_forth(tmp_path: Path, unmet: Callable[[str], None]) -> None:
+    try:
+        clock = JumpingClock(tmp_path)
+    except FileNotFoundError as error:
+        unmet(str(error))
+    with Job(tmp_path, nproc=4, flags=FLAGS, env=clock.environment) as job:
+        job.start(write_training(tmp_path), str(tmp_path), "nothing", "all", "0", "0")
+        for by in (0, 24 * HOUR_S, -24 * HOUR_S, 300, 0):
+            clock.jump(by)
+            reached = steps_of(tmp_path)
+            wait_for(lambda reached=reached: steps_of(tmp_path) >= reached + 20, f"steps at {by} s")  # type: ignore[misc]
+        let_end(job, tmp_path, 10)
+
+
+@pytest.mark.full
+@pytest.mark.netns
+@pytest.mark.timeout(400)
+def test_a_management_network_that_is_cut_off(tmp_path: Path, unmet: Callable[[str], None]) -> None:
+    """Neither bus nor first contact for two minutes; the training network is another one."""
+    with hosts(2, tmp_path, unmet) as net:
+        _cut_and_mend(net, tmp_path)
+
+
+def _cut_and_mend(net: Net, folder: Path) -> None:
+    near, far = net.hosts
+    flags = (*FLAGS, "--aegis-lost-timeout-s", "5")
+    with Job(folder, nnodes="2", nproc=2, endpoint=f"{near.address}:{PORT}", flags=flags) as job:
+        script = write_training(folder)
+        for host in net.hosts:
+            job.start(script, str(folder), "nothing", "all", "0", "0", host=host)
+        job.wait_ranks(4)
+        wait_for(lambda: steps_of(folder) >= AT, "steps")
+        cut_off(far, job, near)
+        stays(lambda: len(job.ranks()) == 4, 120.0)
+        far.unblock()
+        let_end(job, folder, 10)

@@ -1,0 +1,125 @@
+"""A small training with real process groups that does at one step, once, what trainings do now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# usage: train.py FOLDER WHAT WHO AT SECONDS; WHO is a rank or "all". It trains until FOLDER/end is there.
+TRAIN = '''
+import ctypes, os, sys, time
+import torch
+import torch.distributed as dist
+
+folder, what, who, at, seconds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), float(sys.argv[5])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, life = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+end, step = torch.zeros(1), 0
+
+
+class SlowDisk:
+    """A file on storage that has a bad day."""
+
+    def write(self, data):
+        time.sleep(0.2)
+        return len(data)
+
+    def flush(self):
+        pass
+
+
+def spin():
+    while True:
+        pass
+
+
+def evaluate():
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with torch.no_grad():
+            net(torch.randn(8, 64))
+        time.sleep(0.01)
+
+
+def save():
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        torch.save({"net": net.state_dict()}, SlowDisk(), _use_new_zipfile_serialization=False)
+
+
+def compile_kernel():
+    ctypes.PyDLL(None).sleep(int(seconds))  # and the interpreter is held all the while
+
+
+def compute(cpu_s):
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        torch.randn(50, 50) @ torch.randn(50, 50)
+
+
+class MoreInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x
+
+    @staticmethod
+    def backward(context, gradient):
+        compute(seconds)
+        return gradient
+
+
+def seldom():
+    """What is done once."""
+    if what == "loop":
+        spin()
+    elif what == "mismatch":
+        dist.all_gather([torch.zeros(1) for _ in range(dist.get_world_size())], torch.zeros(1))
+    elif what == "evaluate":
+        evaluate()
+    elif what == "save":
+        save()
+    elif what == "compile":
+        compile_kernel()
+    elif what == "end":
+        sys.exit(0)
+
+
+while not end.item():
+    late = step >= at and life == 0 and who in ("all", str(rank))
+    time.sleep(0.1)
+    compute(0.01)
+    if late and step == at:
+        seldom()
+    if late and what == "slow loader":
+        time.sleep(seconds)
+    if late and what == "slow compute":
+        compute(seconds)
+    optimizer.zero_grad()
+    output = model(torch.randn(16, 64))
+    if late and what == "slow backward":
+        output = MoreInBackward.apply(output)
+    output.sum().backward()
+    dist.all_reduce(end.fill_(os.path.exists(f"{folder}/end")))
+    optimizer.step()
+    step += 1
+    with open(f"{folder}/steps-{rank}", "w") as file:
+        file.write(str(step))
+'''
+
+
+def write_training(folder: Path) -> Path:
+    """Write the script; returns its file."""
+    path = folder / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def steps_of(folder: Path, rank: int = 0) -> int:
+    """How many steps that rank has made, in this life; 0 if none so far."""
+    try:
+        return int((folder / f"steps-{rank}").read_text() or 0)
+    except FileNotFoundError:
+        return 0
