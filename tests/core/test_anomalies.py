@@ -175,7 +175,7 @@ def test_who_sends_less_has_no_slower_link() -> None:
 
 def test_noise_and_short_congestion_are_silent() -> None:
     dice = random.Random(5)
-    for _ in range(20):
+    for _ in range(8):
         rates = [1e9 * dice.lognormvariate(0, 0.35) for _ in range(1800)]
         for start in range(600, 1800, 300):
             rates[start : start + 15] = [1e8] * 15  # somebody else's burst

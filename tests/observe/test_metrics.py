@@ -116,7 +116,8 @@ def test_a_recovery_s_segments_are_those_of_the_report() -> None:
     assert sums == pytest.approx(
         {
             "detect": told.detect_s, "stop": told.stop_s, "diagnose": told.diagnose_s,
-            "decide": told.decide_s, "rendezvous": told.rendezvous_s, "start": told.start_s, "total": told.total_s,
+            "decide": told.decide_s, "rendezvous": told.rendezvous_s,
+            "start": told.start_s, "total": told.total_s,
         }
     )  # fmt: skip
 
