@@ -34,6 +34,11 @@ HANG = "hang"
 SLOW = "slow node"
 LINK = "link"
 
+# Every class that `conclude` gives.
+FAULT_CLASSES = (
+    "process", "container", "hardware", "unknown", USER_BUG, DEPENDENCY, CHECKPOINT, HANG, SLOW, LINK,
+)  # fmt: skip
+
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 

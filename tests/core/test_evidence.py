@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from aegis_elastic.core import evidence
 from aegis_elastic.core.clocks import Bounds
 from aegis_elastic.core.events import Finding
-from aegis_elastic.core.evidence import Case, Conclusion, Earlier, Witness, conclude, is_users, print_of
+from aegis_elastic.core.evidence import (
+    FAULT_CLASSES,
+    Case,
+    Conclusion,
+    Earlier,
+    Witness,
+    conclude,
+    is_users,
+    print_of,
+)
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.signatures import load
 from aegis_elastic.core.stacks import Frame, pack
@@ -275,5 +284,7 @@ def test_harmless_lines_never_lead_to_isolation(witnesses: list[Witness], step: 
     a check that found hardware nobody leaves."""
     assert len(_HARMLESS) > 50
     case = Case("w0", tuple(witnesses), step=step, since=since)
-    assert conclude(case).level < 3
+    concluded = conclude(case)
+    assert concluded.level < 3
+    assert concluded.fault_class in FAULT_CLASSES
     is_users(case)
