@@ -8,6 +8,7 @@ rank 0 looks: one agent's word is enough, and a thousand that list a shared fold
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 from aegis_elastic.agents.inotify import Inotify
 from aegis_elastic.agents.lister import Lister
 from aegis_elastic.agents.watchers import Watched
-from aegis_elastic.core.checkpoints import AUTO, Checkpoint, Memory, complete, megatron_trackers
+from aegis_elastic.core.checkpoints import AUTO, Checkpoint, Listing, Memory, complete, megatron_trackers
 from aegis_elastic.core.checkpoints.arguments import Place
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,13 @@ class _Folder:
         self.lister = Lister(place.path)
         self.memory = Memory()
         self.said_too_many = False
+
+    def unread(self, listing: Listing) -> list[str]:
+        """Megatron's tracker files that mean nothing to it."""
+        if self.place.kind not in (AUTO, "megatron"):
+            return []
+        empty = [tracker.path for tracker in megatron_trackers(listing) if not tracker.folder]
+        return [os.path.join(self.lister.top, path) for path in empty]
 
 
 class BoundaryWatcher:
@@ -180,6 +188,8 @@ class BoundaryWatcher:
                 self._world_size = ranks.world_size
                 for folder in self._folders:
                     folder.memory.rebase(folder.lister.begin())
+                # Nobody is writing yet: a tracker that means nothing now will mean nothing when it is read.
+                self._bad = dict.fromkeys(self._unread_trackers(), -math.inf)
                 self._incarnation = ranks.incarnation
         return obeyed
 
@@ -187,7 +197,9 @@ class BoundaryWatcher:
         """Tell of what is new; says whether to look again, since something may have come unnoticed."""
         found: list[tuple[str, Checkpoint]] = []
         bad: list[str] = []
-        for folder in self._folders if self._incarnation else ():
+        if not self._incarnation:
+            return False  # what was told of ranks that have ended stays as it is
+        for folder in self._folders:
             listing = folder.lister.look(self._world_size)
             if folder.lister.too_many and not folder.said_too_many:
                 folder.said_too_many = True
@@ -199,14 +211,15 @@ class BoundaryWatcher:
             for checkpoint in folder.memory.new(complete(folder.place.kind, listing)):
                 folder.lister.done_with(checkpoint.path)
                 found.append((os.path.join(folder.lister.top, checkpoint.path), checkpoint))
-            if folder.place.kind in (AUTO, "megatron"):
-                empty = [tracker.path for tracker in megatron_trackers(listing) if not tracker.folder]
-                bad += [os.path.join(folder.lister.top, path) for path in empty]
+            bad += folder.unread(listing)
         again = inotify is not None and self._follow(inotify)
         unread = self._long_unread(bad)
         if found or unread != self._unread:
             self._note(found, unread)
         return again
+
+    def _unread_trackers(self) -> list[str]:
+        return [path for folder in self._folders for path in folder.unread(folder.lister.look())]
 
     def _long_unread(self, bad: Sequence[str]) -> str:
         """One of the trackers that mean nothing, and not only because they are just being written."""

@@ -20,12 +20,13 @@ from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, Rhythm
 from aegis_elastic.core.events import Event, Noted, Saved
 from aegis_elastic.core.messages import COUNTER_MAX, TIME_MAX, Message, MessageType, ReportData
 from aegis_elastic.core.model import Phase, Status, Verdict
+from aegis_elastic.core.report import FALSE_SUCCESS
 
 logger = logging.getLogger(__name__)
 
 LATE = "checkpoint.late"
-FALSE_SUCCESS = "success.false"
 STEPS = "evict.steps"
+UNREAD = "checkpoint.unread"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
 _Path = Annotated[str, msgspec.Meta(max_length=2048)]
@@ -64,6 +65,7 @@ class BoundaryDesk:
         # Agent's uid -> the number of its last checkpoint that we have heard of.
         self._heard: dict[str, int] = {}
         self._malformed: set[str] = set()
+        self._unread = ""
         # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
         self._waiting: dict[str, float] = {}
         self._called: set[str] = set()
@@ -96,8 +98,8 @@ class BoundaryDesk:
                 self._heard[message.uid] = seen.number
                 if seen.step >= 0 or not first:
                     self._complete(seen.step, seen.path, seen.kind, seen.time, now_s)
-        if message.type is MessageType.FINISH and data.state == "finished" and facts.unread:
-            self._doubt(message.pod_name, facts.unread)
+        if facts.unread:
+            self._doubt(message, facts.unread, data.state == "finished")
 
     def _note_reached(self, raw: msgspec.Raw) -> None:
         try:
@@ -121,16 +123,22 @@ class BoundaryDesk:
         self._rhythm.saved(now_s)
         self._feed(Saved(step, path, kind, at))
 
-    def _doubt(self, worker: str, tracker: str) -> None:
+    def _doubt(self, message: Message, tracker: str, finished: bool) -> None:
+        """Say it when it is seen, and again as a doubt when the ranks have ended with code 0 all the same."""
         status = self._status
-        pod = status.pod(worker) if status is not None else None
+        pod = status.pod(message.pod_name) if status is not None else None
         if status is None or pod is None or pod.finished or status.phase is not Phase.RUN_COMMAND:
             return
-        text = (
-            f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
-            "with 0 when it can't load, so this may be no success"
-        )
-        self._feed(Noted(worker, pod.node_name, FALSE_SUCCESS, text, time.time()))
+        if not finished and self._unread != tracker:
+            self._unread = tracker
+            text = f"{tracker} says nothing that could be read: Megatron will exit with code 0 if it loads it"
+            self._feed(Noted(pod.name, pod.node_name, UNREAD, text, time.time()))
+        elif finished and message.type is MessageType.FINISH:
+            text = (
+                f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
+                "with 0 when it can't load, so this may be no success"
+            )
+            self._feed(Noted(pod.name, pod.node_name, FALSE_SUCCESS, text, time.time()))
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """Know which nodes wait for a checkpoint, and when training starts anew."""
@@ -148,6 +156,7 @@ class BoundaryDesk:
             self._reached = self._counted = -1
             self._base = max(status.saved_step, 0)
             self._steps = set()
+            self._unread = ""
             self._rhythm.started()
         self._status = status
         now_s = time.monotonic()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aegis_elastic.core.attribution import Role, role_of, signature_of
-from aegis_elastic.core.events import Error, Finish, Independent, Join, Lost, Started
+from aegis_elastic.core.events import Error, Finish, Independent, Join, Lost, Noted, Started
 from aegis_elastic.core.evidence import Conclusion
 from aegis_elastic.core.inquest import Inquest
 from aegis_elastic.core.journal import Line, Walked, walk
@@ -22,6 +22,9 @@ from aegis_elastic.core.model import RECOVERING, CheckResult, ErrorNode, Failure
 from aegis_elastic.core.view import WorkerView, worker_views
 
 AGENT_LOST = "agent lost"
+# What desks note of ranks that ended with code 0 and may not have trained to the end.
+FALSE_SUCCESS, ENDED_EARLY = "success.false", "rank.ended_early"
+DOUBTS = (FALSE_SUCCESS, ENDED_EARLY)
 _CONSEQUENCE = Conclusion("", 0, "", "", "")
 _CHECKING = {Phase.BOOT_CHECKING: "bootcheck", Phase.TROUBLESHOOTING: "troubleshoot"}
 _OUTCOME = {Phase.SUCCEED: "succeeded", Phase.FAILED: "failed"}
@@ -92,7 +95,10 @@ class CheckEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
-    """`report.json`. `outcome`: "succeeded", "failed" or "unfinished"."""
+    """`report.json`. `outcome`: "succeeded", "failed" or "unfinished".
+
+    `doubts`: why a success may be none, though every rank ended with code 0.
+    """
 
     outcome: str
     phase: str
@@ -107,6 +113,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
     error_nodes: tuple[ErrorNode, ...]
     reschedules: int
     summary: str
+    doubts: tuple[str, ...] = ()
 
 
 def build(lines: Iterable[Line], final: Status) -> Report:
@@ -137,6 +144,7 @@ def build(lines: Iterable[Line], final: Status) -> Report:
             f"at most {spec.max_retry} restarts, {used} used; {final.reschedules} reschedules for hardware"
             + _evicted(final)
         ),
+        doubts=story.doubts(final),
     )
 
 
@@ -195,6 +203,7 @@ class _Story:
         self.ends: dict[int, _End] = {}
         self.mends: list[_Mend] = []
         self.checks: list[CheckEntry] = []
+        self._doubts: list[tuple[int, str]] = []
         self._inquest = Inquest()
         self._detect_s: dict[tuple[int, str], float] = {}
         self._started: set[tuple[int, str]] = set()
@@ -216,6 +225,12 @@ class _Story:
             self._end(after.incarnation).started_at = line.t
             if self.mends and self.mends[-1].ran_at is None:
                 self.mends[-1].ran_at = line.t
+
+    def doubts(self, final: Status) -> tuple[str, ...]:
+        """What is odd about a success: noted in the incarnation with which the job ended."""
+        if final.phase is not Phase.SUCCEED:
+            return ()
+        return tuple(text for incarnation, text in self._doubts if incarnation == final.incarnation)
 
     def _end(self, n: int) -> _End:
         return self.ends.setdefault(n, _End(n))
@@ -242,6 +257,8 @@ class _Story:
             self._finish(event, t, before)
         elif isinstance(event, Started):
             self._start(event, t)
+        elif isinstance(event, Noted) and event.code in DOUBTS:
+            self._doubts.append((before.incarnation, f"{event.worker}: {event.detail}"))
 
     def _trouble(self, event: Error | Independent, t: float, status: Status) -> _Trouble:
         pod = status.pod(event.worker)

@@ -24,6 +24,14 @@ def add_checkpoint_flags(add: Callable[..., None], collect: type[argparse.Action
         action=collect,
         metavar="KIND:PATH",
     )
+    add(
+        "strict-success",
+        "Exit with 1 when all ranks ended with code 0 but something says that this is no success: a rank that "
+        "ended while others went on, or Megatron's tracker file that can't be read, over which it exits with "
+        "0. Without this flag the report and the last line say so.",
+        False,
+        action="store_true",
+    )
 
 
 def _place(text: str) -> Place:

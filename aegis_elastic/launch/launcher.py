@@ -368,12 +368,18 @@ class Launcher:
                 screen.show(outcome.report, options.job_name, file=sys.stderr)
             else:
                 narrate(f"{outcome.report.outcome}: {outcome.report.summary}")
+                for doubt in outcome.report.doubts:
+                    narrate(f"DOUBTFUL SUCCESS: {doubt}")
         elif outcome.reason:
             narrate(outcome.reason)
         if options.aegis.report is not None:
             self._write_report(options.aegis.report, outcome)
         if outcome.renew:
             return options.aegis.renew_exit_code
+        doubted = outcome.report is not None and outcome.report.doubts
+        if outcome.code == 0 and doubted and options.aegis.strict_success:
+            narrate("exit code 1: --aegis-strict-success asks for a success without doubts")
+            return EXIT_JOB_FAILED
         if outcome.code == EXIT_JOB_FAILED and options.aegis.propagate_exit_code:
             return _root_code(outcome)
         return outcome.code

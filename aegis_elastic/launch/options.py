@@ -92,6 +92,7 @@ class AegisOptions:
     isolation_max: int
     isolation_dry_run: bool
     ckpt_watch: tuple[Place, ...] | None
+    strict_success: bool
 
 
 @dataclass(frozen=True)

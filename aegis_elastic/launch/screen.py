@@ -29,6 +29,7 @@ _ROOTS_MAX = 3
 _RECOVERIES_MAX = 4
 _BAD_CHECKS_MAX = 3
 _NODES_MAX = 3
+_DOUBTS_MAX = 2
 
 _OUTCOME_STYLE = {"succeeded": "bold green", "failed": "bold red"}
 _SEGMENTS = ("detect", "stop", "diagnose", "decide", "rendezvous", "start", "first step", "total")
@@ -41,6 +42,7 @@ def render(report: Report, job: str = "") -> RenderableType:
     if report.fail_reason:
         head.append(f": {clean(report.fail_reason)}")
     parts: list[RenderableType] = [head, Text(report.summary)]
+    parts += [Text(f"DOUBTFUL SUCCESS: {clean(doubt)}", style="bold yellow") for doubt in _few(report.doubts)]
     parts += _section("workers", _workers(report.workers, report.max_retry))
     parts += _section("incarnations", _incarnations(report.incarnations))
     parts += _section("failures", _failures(report.failures))
@@ -70,6 +72,11 @@ def show(report: Report, job: str = "", console: Console | None = None, file: IO
 
 def _section(title: str, body: Sequence[RenderableType]) -> list[RenderableType]:
     return [Text(title, style="bold"), *body] if body else []
+
+
+def _few(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - _DOUBTS_MAX
+    return [*texts[:_DOUBTS_MAX], *([f"and {more} more of this kind"] if more > 0 else [])]
 
 
 def _more(count: int, what: str = "") -> Text:

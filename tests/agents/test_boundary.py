@@ -19,6 +19,7 @@ from aegis_elastic.core.checkpoints.arguments import Place
 from aegis_elastic.core.ranks import Seat
 from tests.core.checkpoints import scenes
 from tests.core.checkpoints.scenes import Save, Scene
+from tests.integration.harness import stays
 
 PATIENCE_S = 10.0
 
@@ -224,6 +225,9 @@ def test_a_tracker_that_is_empty_when_training_starts_is_told(tmp_path: Path, wa
     with watch._woken:
         assert watch._woken.wait_for(lambda: (watch.watcher.news() or {}).get("unread"), PATIENCE_S)
     assert watch.watcher.news() == {"saved": [], "unread": str(tracker)}
+    watch.watcher.ended()
+    stays(lambda: watch.watcher.news() == {"saved": [], "unread": str(tracker)}, 0.3)
+    watch.start(2)
     save(scenes.megatron(scene, 20))
     watch.wait_steps(20)
     assert watch.watcher.news()["unread"] == ""

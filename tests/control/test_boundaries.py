@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis_elastic.control.boundaries import FALSE_SUCCESS, LATE, BoundaryDesk
+from aegis_elastic.control.boundaries import LATE, UNREAD, BoundaryDesk
 from aegis_elastic.control.desks import Decided
 from aegis_elastic.core.events import Act, Event, Evict, Finish, Join, Mark, Noted, Reconcile, Saved
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.messages import Message, MessageType, ReportData, WirePhase, decode, encode
 from aegis_elastic.core.model import JobSpec, Phase, Status, Verdict
+from aegis_elastic.core.report import FALSE_SUCCESS
 
 
 class Office:
@@ -171,7 +172,10 @@ def test_a_healthy_training_that_never_saves_calls_nobody(office: Office) -> Non
 
 def test_an_end_with_a_tracker_that_nobody_can_read_is_doubted_once(office: Office) -> None:
     office.hear("a", unread="/c/latest_checkpointed_iteration.txt")
-    assert office.take() == [], "not before the ranks have ended"
+    office.hear("a", unread="/c/latest_checkpointed_iteration.txt")
+    (noted,) = office.take()
+    assert isinstance(noted, Noted)
+    assert noted.code == UNREAD, "a warning, once; no doubt before the ranks have ended"
     office.hear("a", kind=MessageType.FINISH, unread="/c/latest_checkpointed_iteration.txt")
     (noted,) = office.fed
     assert isinstance(noted, Noted)

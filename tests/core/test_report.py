@@ -89,7 +89,7 @@ def test_the_fields_are_those_of_the_interface() -> None:
     wire = json.loads(msgspec.json.encode(run.report()))
     assert list(wire) == [
         "outcome", "phase", "failReason", "maxRetry", "recoverCount", "workers", "incarnations", "failures",
-        "recoveries", "checks", "errorNodes", "reschedules", "summary",
+        "recoveries", "checks", "errorNodes", "reschedules", "summary", "doubts",
     ]  # fmt: skip
     assert list(wire["incarnations"][0]) == ["n", "startedAt", "endedAt", "cause"]
     assert list(wire["failures"][0]) == [

@@ -3,8 +3,8 @@
     megatron_standin.py --save DIR --load DIR --save-interval 5 [--async-save] [--step-s 0.2]
 
 It ends at the first save after DIR.done has come. As in Megatron, an empty tracker ends the training with
-code 0. Every rank writes a line for each step to DIR.steps.<rank>, by which a test sees from where each start
-of training went on.
+code 0 (when the file "go" has come). Every rank writes a line for each step to DIR.steps.<rank>, by which a
+test sees from where each start of training went on.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Training:
             return 0
         text = tracker.read_text().strip()
         if not text.isdigit():
+            while not self.args.load.with_name("go").exists():  # Megatron takes its time to come so far
+                time.sleep(POLL_S)
             print(f"ERROR: Invalid metadata file {tracker}. Exiting")
             sys.exit()
         for rank in range(self.world):
