@@ -16,18 +16,17 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import msgspec
-
 from aegis_elastic.control.cluster import ClusterScope, Edit, node_key, of_cluster, of_job, record_of
 from aegis_elastic.control.config import NodesConfig
 from aegis_elastic.control.desks import Decided, Desks, end_all
 from aegis_elastic.control.isolation import drivers
-from aegis_elastic.control.isolation.isolations import Isolations, Page, log_page
+from aegis_elastic.control.isolation.isolations import Isolations, Objection, Page, log_page
+from aegis_elastic.control.node_clerk import NodeClerk
 from aegis_elastic.core import nodes
 from aegis_elastic.core.events import Event, Noted, RecordErrorNode, Taint, Untaint
 from aegis_elastic.core.messages import Message
 from aegis_elastic.core.model import ErrorNode, JobSpec, Status
-from aegis_elastic.core.nodes import ANOMALY, HARDWARE, MANUAL, Incident, NodeRecord, NodeTaint
+from aegis_elastic.core.nodes import ANOMALY, HARDWARE, MANUAL, NOTICE, Incident, NodeRecord, NodeTaint
 from aegis_elastic.store.contract import Change, Store, StoreError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +40,10 @@ RETRY_S, RETRY_S_MAX = 1.0, 30.0
 CLOSE_PATIENCE_S = 2.0
 # What watchers of ranks and nodes say of a node's health; other notes are about our own doings.
 ANOMALIES = ("cpu.", "gpu.", "memory.", "network.", "signature.")
+# Of these, the log lines that name hardware say something of the machine; the others of what ran on it.
+OF_THE_MACHINE = tuple(
+    f"signature.{kind}_" for kind in ("gpu", "ib", "pcie", "nic", "nvswitch", "disk", "efa", "driver", "host")
+)
 
 
 def source_of(spec: JobSpec) -> str:
@@ -146,46 +149,11 @@ class NodeDesk:
         known = self._records.get(node_name)
         return nodes.score(known, self._now()) if known else 0.0
 
-    # ------------------------------------------------------------ for aegisctl
-
-    async def taint(self, args: dict[str, Any]) -> Any:
-        """`aegisctl taint` through this job, with the fields of `TaintCall`; returns the nodes' rows."""
-        asked = _convert(args, TaintCall)
-        taint = NodeTaint(nodes.clip(asked.reason), MANUAL, self._now(), nodes.clip(asked.by), asked.until)
-        if asked.isolate and self._isolations is None:
-            raise ValueError("this job has no isolation driver (--aegis-isolation)")
-        rows = []
-        for node in asked.nodes:
-            rows.append(await self._edit_now(node, lambda found: nodes.tainted(found, taint)))
-            if asked.isolate and self._isolations is not None:
-                self._isolations.ask(node, taint.reason)
-        return rows
-
-    async def untaint(self, args: dict[str, Any]) -> Any:
-        """`aegisctl untaint` through this job, with the fields of `UntaintCall`; returns the nodes' rows."""
-        asked = _convert(args, UntaintCall)
-        for node in asked.nodes:
+    def changed_by_hand(self, node: str, record: NodeRecord, *, lifted: bool = False) -> None:
+        """An operator has changed this node's record through this job; `lifted` its taints, ours included."""
+        if lifted:
             self._unwritten.pop(node, None)
-        return [await self._edit_now(node, nodes.untainted) for node in asked.nodes]
-
-    async def nodes(self, args: dict[str, Any]) -> Any:
-        """`aegisctl nodes` through this job: the rows of all nodes of which something is known."""
-        try:
-            records = await self._scope.records()
-        except StoreError as error:
-            raise ValueError(f"cannot read the records of nodes: {error}") from error
-        return {
-            "where": self._scope.where,
-            "nodes": [nodes.row(each, self._now()) for each in records.values()],
-        }
-
-    async def _edit_now(self, node: str, edit: Edit) -> dict[str, Any]:
-        try:
-            record = await self._scope.change(node, edit)
-        except StoreError as error:
-            raise ValueError(f"cannot change the record of node {node}: {error}") from error
         self._learn(node, record)
-        return nodes.row(record, self._now())
 
     # ------------------------------------------------------------ from the store
 
@@ -246,14 +214,17 @@ class NodeDesk:
         self._see_to_isolation(node)
 
     def _see_to_isolation(self, node: str) -> None:
-        """Whom a check or the guard has condemned the scheduler should not have; who is free it gets back."""
+        """Whom this job has condemned, now or in an earlier life, the scheduler should not have; who is free
+        it gets back, whoever had taken it.
+        """
         if self._isolations is None or node in self._unwritten:
             return
-        record = self._records[node]
-        verdict = nodes.judge(record, self._now())
-        if verdict.taint is not None and verdict.taint.kind != MANUAL and record.isolated is None:
-            self._isolations.ask(node, verdict.taint.reason)
-        elif verdict.free and record.isolated is not None:
+        record, now = self._records[node], self._now()
+        taint = nodes.condemned(record, now)
+        ours = taint is not None and taint.job.rpartition("/")[0] == self._source.rpartition("/")[0]
+        if taint is not None and ours and record.isolated is None:
+            self._isolations.ask(node, taint.reason)
+        elif record.isolated is not None and nodes.judge(record, now).free:
             self._isolations.release(node)
 
     def _believed(self, node: str) -> NodeRecord:
@@ -291,10 +262,17 @@ class NodeDesk:
 
     def _enter(self, node: str, taint: NodeTaint) -> None:
         self._unwritten[node] = taint
-        self._writes.put_nowait((node, lambda record: _entered(record, taint)))
+
+        def entered(record: NodeRecord) -> NodeRecord:
+            # Once, by whichever master: if it was lifted since, an operator knew better.
+            lifted = self._unwritten.get(node) != taint or nodes.knows(record, taint)
+            return record if lifted else nodes.tainted(record, taint)
+
+        self._writes.put_nowait((node, entered))
 
     def _note(self, event: Noted) -> None:
-        incident = Incident(nodes.clip(event.code), ANOMALY, min(event.time, self._now()), self._source)
+        kind = ANOMALY if event.code.startswith(OF_THE_MACHINE) else NOTICE
+        incident = Incident(nodes.clip(event.code), kind, min(event.time, self._now()), self._source)
         known = self._records.get(event.node_name) or NodeRecord(event.node_name)
         if nodes.happened(known, incident) is not known:
             self._writes.put_nowait((event.node_name, lambda record: nodes.happened(record, incident)))
@@ -350,6 +328,7 @@ def sit_down(
     *,
     fresh: bool,
     page: Page = log_page,
+    objection: Objection | None = None,
 ) -> ClusterScope:
     """Give a job its desk for nodes, and return the scope that it works on: the cluster's, or the job's own
     `store`. ValueError if the isolation driver can't be used here.
@@ -363,41 +342,20 @@ def sit_down(
     isolations = None
     if driver is not None:
         isolations = Isolations(
-            driver, scope, source_of(spec), now=time.time, note=note, page=page, most=config.isolation_max
+            driver,
+            scope,
+            source_of(spec),
+            now=time.time,
+            note=note,
+            page=page,
+            most=config.isolation_max,
+            objection=objection,
         )
     desk = NodeDesk(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
     desks.add(desk)
     desks.watch_the_door(desk, desk.before_join)
-    desks.clerks |= {"taint": desk.taint, "untaint": desk.untaint, "nodes": desk.nodes}
+    desks.clerks |= NodeClerk(scope, desk.changed_by_hand, isolations).clerks
     return scope
-
-
-class TaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `aegisctl taint` asks of a master. `until` in wall seconds, 0 for no end."""
-
-    nodes: tuple[str, ...]
-    reason: str
-    by: str
-    until: float = 0.0
-    isolate: bool = False
-
-
-class UntaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `aegisctl untaint` asks of a master."""
-
-    nodes: tuple[str, ...]
-
-
-def _convert(args: dict[str, Any], kind: type[Any]) -> Any:
-    try:
-        return msgspec.convert(args, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"cannot understand what is asked: {error}") from error
-
-
-def _entered(record: NodeRecord, taint: NodeTaint) -> NodeRecord:
-    # Entered once, by whichever master: if it was lifted since, an operator knew better.
-    return record if nodes.knows(record, taint) else nodes.tainted(record, taint)
 
 
 def _say_if_broken(task: asyncio.Task[None]) -> None:

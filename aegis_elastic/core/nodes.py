@@ -19,7 +19,8 @@ import msgspec
 
 HARDWARE, SLOW, HANG, MANUAL = "hardware", "slow", "hang", "manual"
 KINDS = (HARDWARE, SLOW, HANG, MANUAL)
-ANOMALY = "anomaly"
+# What was merely noticed: of the machine (counts a little), or of what ran on it (for the history alone).
+ANOMALY, NOTICE = "anomaly", "notice"
 
 # Repeat offenders are riskier for days: after three of them an incident counts half, after ten a tenth.
 HALF_LIFE_S = 3 * 86400.0
@@ -98,6 +99,11 @@ class Verdict(NamedTuple):
         return self.standing is Standing.FREE
 
 
+def condemned(record: NodeRecord, now: float) -> NodeTaint | None:
+    """The taint that stands because of what a check or the guard has found, if any; not an operator's."""
+    return next((each for each in record.taints if each.kind != MANUAL and each.stands(now)), None)
+
+
 def judge(record: NodeRecord, now: float) -> Verdict:
     """Whether this node may take part at `now` (wall seconds), and why not."""
     standing = [taint for taint in record.taints if taint.stands(now)]
@@ -107,7 +113,8 @@ def judge(record: NodeRecord, now: float) -> Verdict:
         return Verdict(Standing.TAINTED, taint, f"{taint.kind}: {taint.reason}, says {taint.job}")
     broken = next((taint for taint in record.taints if taint.kind == HARDWARE), None)
     if broken is not None:
-        why = f"on probation after {broken.reason}: it returns by passing check and burn, or by an untaint"
+        how = "it returns by passing check and burn (aegisctl probation there), or by an untaint"
+        why = f"on probation after {broken.reason}: {how}"
         return Verdict(Standing.PROBATION, broken, why)
     return Verdict(Standing.FREE, None, "")
 
@@ -160,7 +167,8 @@ def happened(record: NodeRecord, incident: Incident) -> NodeRecord:
         if known == incident:
             return record
         lately = abs(incident.time - known.time) < ANOMALY_REPEAT_S
-        if incident.kind == ANOMALY == known.kind and incident.code == known.code and lately:
+        same = (incident.code, incident.kind) == (known.code, known.kind)
+        if same and lately and incident.kind in (ANOMALY, NOTICE):
             return record
     at = max(record.scored_at, incident.time)
     # One that arrives late has faded already by as much as its age.
@@ -215,9 +223,9 @@ def clip(text: str) -> str:
 
 
 def _newest(incidents: tuple[Incident, ...]) -> tuple[Incident, ...]:
-    """The newest few. Anomalies go first: they must not push out what a taint is known by."""
+    """The newest few. What was merely noticed goes first: it must not push out what a taint is known by."""
     while len(incidents) > INCIDENTS_MAX:
-        oldest = min(incidents, key=lambda each: (each.kind != ANOMALY, each.time))
+        oldest = min(incidents, key=lambda each: (each.kind not in (ANOMALY, NOTICE), each.time))
         incidents = tuple(each for each in incidents if each is not oldest)
     return incidents
 
