@@ -114,11 +114,11 @@ class Monitor:
         while True:
             self._ordered.wait(None if due_s is None else max(due_s - time.monotonic(), 0.0))
             self._ordered.clear()
-            if self._closing:
-                return
             while not self._orders.empty():
                 self._follow(self._orders.get(), gpus)
                 due_s = time.monotonic() + self._interval_s if self._sampler is not None else None
+            if self._closing:
+                return
             if due_s is not None and time.monotonic() >= due_s:
                 self._look()
                 due_s = max(due_s + self._pace_s(), time.monotonic())

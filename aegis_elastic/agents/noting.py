@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_MAX = 256
 TIMEOUT_S = 3.0
+SPREAD_S = 1.0
 RETRY_S, RETRY_S_MAX = 2.0, 60.0
 
 
@@ -53,6 +55,8 @@ class Noting:
             if not self._kept:
                 await self._come.wait()
             self._come.clear()
+            # When all nodes have something to tell at once, they shouldn't all knock at once.
+            await asyncio.sleep(random.uniform(0.0, SPREAD_S))
             if self._kept:
                 await self._deliver(self._take(), place)
 

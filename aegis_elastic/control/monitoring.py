@@ -30,6 +30,8 @@ NUMBERS_MAX = 16
 # Of one worker in a minute: an agent tells at most half of that.
 NOTED_MAX = 60
 MINUTE_S = 60.0
+# A failure that all of 2,000 nodes tell of is told often enough by some of them.
+_ALL = "", 600
 
 
 class Monitoring:
@@ -68,23 +70,26 @@ class Monitoring:
         if note.number <= self._numbers.get(note.uid, 0):
             return  # its answer was lost
         self._numbers[note.uid] = note.number
-        for anomaly in note.anomalies[: self._left(note.worker, len(note.anomalies))]:
+        left = min(
+            self._left(who, most, len(note.anomalies)) for who, most in ((note.worker, NOTED_MAX), _ALL)
+        )
+        for anomaly in note.anomalies[:left]:
             self._feed(Noted(pod.name, pod.node_name, anomaly.code, _told(anomaly), anomaly.time))
 
     def _pod(self, worker: str, uid: str) -> PodInfo | None:
         pods = (*self._status.pods, *self._status.spares)
         return next((pod for pod in pods if (pod.name, pod.uid) == (worker, uid) and not pod.gone), None)
 
-    def _left(self, worker: str, asked: int) -> int:
-        """How many of so many anomalies this worker may have noted now."""
+    def _left(self, who: str, most: int, asked: int) -> int:
+        """How many of so many anomalies they may have noted now, of `most` in a minute."""
         now_s = time.monotonic()
-        since_s, count = self._allowance.get(worker, (-math.inf, 0))
+        since_s, count = self._allowance.get(who, (-math.inf, 0))
         if now_s - since_s >= MINUTE_S:
             since_s, count = now_s, 0
-        if count <= NOTED_MAX < count + asked:
-            logger.warning("%s notes more than %d anomalies a minute: the rest is dropped", worker, NOTED_MAX)
-        self._allowance[worker] = since_s, count + asked
-        return max(NOTED_MAX - count, 0)
+        if count <= most < count + asked:
+            logger.warning("%s: more than %d anomalies in a minute, the rest is dropped", who or "all", most)
+        self._allowance[who] = since_s, count + asked
+        return max(most - count, 0)
 
     # ------------------------------------------------------------ as a desk
 
