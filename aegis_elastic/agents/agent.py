@@ -209,7 +209,7 @@ class AegisElasticAgent(IndependentBody):
             self._checks.look(order, pids, stop)
 
     def _close(self, order: Order) -> None:
-        code = 0 if order.outcome == "Succeed" else 1
+        code = _code_of(order)
         failures = self._ranks.failures() if self._ranks is not None else ()
 
         def leave() -> None:
@@ -308,8 +308,7 @@ class AegisElasticAgent(IndependentBody):
 
     def _on_item_parked(self, item: object) -> None:
         if isinstance(item, Order) and item.action is Action.CLOSE:
-            code = 0 if item.outcome == "Succeed" else 1
-            self._leave(code, item.reason)
+            self._leave(_code_of(item), item.reason)
         elif isinstance(item, Refused) and not item.parked:
             # Our place in line has come to an end with the job.
             self._leave(0 if item.reason.endswith(": Succeed") else 1, item.reason)
@@ -348,6 +347,11 @@ class AegisElasticAgent(IndependentBody):
         self._stop_began_s = time.monotonic()
         self._then = lambda: self._leave(128 + signum, f"ended by {name}: {told_all(ranks.failures())}")
         self._guard.stop(0.0 if again else self._set.shutdown_timeout_s, signum)
+
+
+def _code_of(close: Order) -> int:
+    """The exit code that the job's end asks for."""
+    return {"Succeed": 0, "Requeue": EXIT_REQUEUE}.get(close.outcome, 1)
 
 
 class _NoOrder:

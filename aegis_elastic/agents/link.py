@@ -50,7 +50,9 @@ OWN_RENEWAL_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this agent is. `worker` is kept over its lives, `uid` names this one."""
+    """Who this agent is. `worker` is kept over its lives, `uid` names this one; `attempt` is how often the
+    scheduler has started the job anew.
+    """
 
     namespace: str
     job: str
@@ -60,6 +62,7 @@ class Identity:
     node_ip: str
     nproc: int
     ordinal: int = -1
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,7 @@ class PlaneLink:
             user_public_key=self._key.public,
             nonce=contact.new_nonce(),
             parks=self._parks,
+            attempt=me.attempt,
         )
 
     async def _join_bus(self, place: Place) -> None:

@@ -42,7 +42,9 @@ class Dismissed(ContactError):
 
 
 class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=False):
-    """A worker introduces itself. `uid` names this life of the agent; `node_ip` is numeric."""
+    """A worker introduces itself. `uid` names this life of the agent; `node_ip` is numeric; `attempt` is how
+    often the scheduler has started the whole job anew; `parks`: without a part, it wants to hear the end.
+    """
 
     namespace: str
     job: str
@@ -57,6 +59,7 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=F
     proof: str = ""
     schema: int = SCHEMA
     parks: bool = False
+    attempt: int = 0
 
 
 class Welcome(msgspec.Struct, frozen=True, rename="camel"):

@@ -5,6 +5,9 @@ Memory only: an Error that a dying master held back is reported again until some
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import msgspec
 
 from aegis_elastic.bus import names
@@ -15,6 +18,9 @@ from aegis_elastic.core.machine import step
 from aegis_elastic.core.messages import BadMessage, Message
 from aegis_elastic.core.model import RECOVERING, JobSpec, Mode, Phase, Status
 
+# An agent that was heard within this time lives: three heartbeats.
+RIVAL_S = 3.0
+
 
 class Arrivals:
     """Sorts the events of one job's reports."""
@@ -23,6 +29,21 @@ class Arrivals:
         self._roll = roll
         self._attribution_s = attribution_s
         self._told_started: set[tuple[str, int]] = set()
+
+    async def no_rival(self, worker: str, uid: str) -> None:
+        """Refuse (ValueError) a newcomer under the name of an agent that lives: each would replace the other
+        for ever.
+
+        An agent that has just died without its connection being closed is given the time to be missed.
+        """
+        if self._roll.alive_since(worker, uid, time.monotonic() - RIVAL_S):
+            asked_s = time.monotonic()
+            await asyncio.sleep(RIVAL_S)
+            if self._roll.alive_since(worker, uid, asked_s):
+                raise ValueError(
+                    f"a worker called {worker!r} is taking part already; give this one another "
+                    "--aegis-worker-name"
+                )
 
     def sort_in(self, status: Status, event: Event, message: Message, now_s: float) -> Event | None:
         """The event if it is to be put in line now; None if it is known already, or an Error that waits.

@@ -27,7 +27,7 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message
 from aegis_elastic.control import config as plane_config
-from aegis_elastic.control import node_desk
+from aegis_elastic.control import guardian
 from aegis_elastic.control.boundaries import BoundaryDesk
 from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
 from aegis_elastic.control.doors import AddressTaken, Doors
@@ -39,6 +39,7 @@ from aegis_elastic.control.monitoring import Monitoring
 from aegis_elastic.control.pace import PaceDesk
 from aegis_elastic.control.performer import Journal, Performer, set_aside
 from aegis_elastic.control.spare_desk import SpareDesk
+from aegis_elastic.core.events import Requeued
 from aegis_elastic.core.liveness import Patience
 from aegis_elastic.observe.desk import MetricsDesk
 from aegis_elastic.store.contract import StoreUnavailable
@@ -163,6 +164,8 @@ async def _make_master(
         plane=plane,
         tell=tell,
     )
+    if begun.status.suspended and not config.leads:
+        master.feed(Requeued(begun.status.attempt))  # started anew by hand: nobody counts that
     master.desks.add(BoundaryDesk(master.feed))
     master.desks.add(SpareDesk(master.feed))
     looks = LookDesk(performer.say)
@@ -172,7 +175,7 @@ async def _make_master(
     pace = {"floor_s": config.hang_after_s, "silent_s": config.silent_s}
     master.desks.add(PaceDesk(master.feed, **pace, moved=master.note_moved))
     fresh = begun.name == "create"
-    node_desk.sit_down(master.desks, master.feed, spec, config.nodes, store, fresh=fresh)
+    guardian.sit_down(master.desks, master.feed, spec, config, store, fresh=fresh)
     monitoring = Monitoring(master.feed, begun.status)
     master.desks.add(monitoring)
     if config.metrics_port is not None:

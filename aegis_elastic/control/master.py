@@ -50,6 +50,7 @@ from aegis_elastic.core.events import (
     RecordErrorNode,
     Release,
     Renew,
+    Requeued,
     Saved,
     Taint,
     Unmark,
@@ -68,8 +69,6 @@ REPEAT_S = 1.0
 # Agents answer an order with its time, by which their clocks are known; so it is repeated now and then, the
 # more rarely the larger the job is, as the order grows with it.
 CLOCK_S, CLOCK_S_PER_WORKER = 60.0, 0.1
-# An agent that was heard within this time lives: three heartbeats.
-RIVAL_S = 3.0
 # One decision leads to the next, but never in circles: a long chain is an error of ours.
 CHAIN_MAX = 64
 # What is not worth a line in the log for people, and what is not worth one of the journal when it is not new.
@@ -156,10 +155,13 @@ class Master:
             )
         # A key that is none is found out before its bearer has a seat.
         names.inbox(hello.user_public_key)
-        await self._no_rival(hello.worker, hello.uid)
+        await self._arrivals.no_rival(hello.worker, hello.uid)
         # A worker that grew tired of waiting asks again: both calls get the one answer.
         answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
         risk = await self.desks.before_join(hello.node_name)
+        if hello.attempt > self._status.attempt:
+            self._over.clear()
+            self.feed(Requeued(hello.attempt))
         who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
         self.feed(Join(*who, risk))
         refusal = await answer
@@ -178,20 +180,6 @@ class Master:
             recover_count=status.recover_count,
             parked=refusal,
         )
-
-    async def _no_rival(self, worker: str, uid: str) -> None:
-        """Refuse a newcomer under the name of an agent that lives: each would replace the other for ever.
-
-        An agent that has just died without its connection being closed is given the time to be missed.
-        """
-        if self._roll.alive_since(worker, uid, time.monotonic() - RIVAL_S):
-            asked_s = time.monotonic()
-            await asyncio.sleep(RIVAL_S)
-            if self._roll.alive_since(worker, uid, asked_s):
-                raise ValueError(
-                    f"a worker called {worker!r} is taking part already; give this one another "
-                    "--aegis-worker-name"
-                )
 
     async def admin(self, op: str, args: dict[str, Any]) -> Any:
         """Answer `aegisctl`. ValueError for an operation that there isn't."""

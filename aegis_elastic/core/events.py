@@ -130,6 +130,12 @@ class Quit(_Event, tag="quit", frozen=True, rename="camel"):
     reason: str
 
 
+class Requeued(_Event, tag="requeued", frozen=True, rename="camel"):
+    """The scheduler has ended all agents and started others, for the `attempt`-th time."""
+
+    attempt: int
+
+
 class Noted(_Event, tag="noted", frozen=True, rename="camel"):
     """Somebody saw something odd: a line of the journal, and nothing follows from it.
 
@@ -245,8 +251,8 @@ class Reconcile(_Event, tag="reconcile", frozen=True, rename="camel"):
 
 
 Event = (
-    Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Noted | Progress | Saved | Mark
-    | Unmark | Act | Evict | Fit | Taint | Untaint | Hold | Release | Reconcile
+    Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Requeued | Noted | Progress | Saved
+    | Mark | Unmark | Act | Evict | Fit | Taint | Untaint | Hold | Release | Reconcile
 )  # fmt: skip
 EVENT_TYPES: tuple[type, ...] = get_args(Event)
 

@@ -113,7 +113,8 @@ class NodeMark(msgspec.Struct, frozen=True, rename="camel"):
 class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
     """What a job is asked to be; never changes during its life. Waits in seconds.
 
-    `worker_num` seats are filled where possible, `min_worker_num` are enough after a loss.
+    `worker_num` seats are filled where possible, `min_worker_num` are enough after a loss. `requeue`: where
+    too few machines are left, a scheduler starts the job anew.
     """
 
     job_name: str
@@ -130,6 +131,7 @@ class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
     last_call_s: float = 30.0
     rejoin_timeout_s: float = 600.0
     retry_decay: int = 0
+    requeue: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.min_worker_num <= self.worker_num:
@@ -192,7 +194,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     and `highest_saved` are training steps, -1 as long as nobody has told; `saves` counts checkpoints.
     `charged`: a failure of this incarnation stands in the accounts. `held` (why) and `held_until` (wall s):
     the recovery waits. `last_root`, `last_level`, `last_step`: whose failure the last recovery answered, how
-    far it went, and the highest step then; `renewed`: this recovery has been at level 2.
+    far it went, and the highest step then; `renewed`: this recovery has been at level 2. `attempt`: how often
+    the scheduler has started the job anew; `suspended`: why it is asked to.
     """
 
     spec: JobSpec
@@ -229,6 +232,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     last_level: int = 0
     last_step: int = -1
     renewed: bool = False
+    attempt: int = 0
+    suspended: str = ""
 
     def pod(self, name: str) -> PodInfo | None:
         """The seated worker of that name, or None."""

@@ -78,6 +78,8 @@ def wanted(status: Status) -> Order:
     action = _ACTION[status.phase]
     if status.phase is Phase.PENDING and status.mode is Mode.INDEPENDENT:
         action = Action.INDEPENDENT
+    if status.suspended:
+        action = Action.CLOSE
     return Order(
         seq_num=status.seq_num,
         incarnation=status.incarnation,
@@ -88,7 +90,7 @@ def wanted(status: Status) -> Order:
         restart_count=max(status.incarnation - 1, 0),
         recover_count=status.recover_count,
         max_retry=status.spec.max_retry,
-        outcome=status.phase.value if action is Action.CLOSE else "",
-        reason=status.fail_reason,
+        outcome=("Requeue" if status.suspended else status.phase.value) if action is Action.CLOSE else "",
+        reason=status.suspended or status.fail_reason,
         clues=status.clues if action is Action.TROUBLESHOOT else (),
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aegis_elastic.checks.budgets import ALL
-from aegis_elastic.launch import checkpoint_flags, monitor_flags, node_flags, pace_flags
+from aegis_elastic.launch import checkpoint_flags, guard_flags, monitor_flags, node_flags, pace_flags
 
 CHECK_PATH_KINDS = ("checkpoint", "data", "log", "shm")
 
@@ -74,6 +74,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     node_flags.add_node_flags(add, _seconds, _whole)
     checkpoint_flags.add_checkpoint_flags(add, Collect)
     pace_flags.add_pace_flags(add, _seconds)
+    guard_flags.add_guard_flags(add, _path)
     monitor_flags.add_monitor_flags(add, _seconds, _whole)
 
 
@@ -158,6 +159,14 @@ def _add_protection(add: _Adder) -> None:
 
 
 def _add_checks(add: _Adder) -> None:
+    add(
+        "requeue",
+        "When too few nodes are left: `on` leaves the job open and exits with 75, so that a scheduler puts it "
+        "back into its queue and it goes on with its accounts; `off` fails it. The default, auto, is on under "
+        "srun.",
+        "auto",
+        choices=("auto", "on", "off"),
+    )
     add(
         "check-path",
         "A directory for the storage check, as KIND=DIR; KIND is one of checkpoint, data, log, shm "

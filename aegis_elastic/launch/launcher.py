@@ -238,6 +238,7 @@ class Launcher:
             join_timeout_s=options.join_timeout_s,
             last_call_s=options.last_call_s,
             rejoin_timeout_s=aegis.rejoin_timeout_s,
+            requeue=aegis.requeue == "on" or (aegis.requeue == "auto" and slurm.in_step()),
         )
         return PlaneConfig(
             directory=str(job_dir / "plane"),
@@ -256,6 +257,8 @@ class Launcher:
             metrics_port=aegis.metrics_port,
             hang_after_s=aegis.hang_after_s,
             nodes=self._nodes_config(),
+            policy=aegis.policy,
+            notify=aegis.notify,
         )
 
     def _nodes_config(self) -> NodesConfig:
@@ -304,6 +307,7 @@ class Launcher:
             node_ip=self._node_ip,
             nproc=options.config.nproc_per_node,
             ordinal=-1 if options.node_rank is None else options.node_rank,
+            attempt=slurm.restarts(),
         )
 
     def _agent(self, link: PlaneLink, inbox: Inbox, signals: frozenset[int], port: int) -> AegisElasticAgent:

@@ -21,7 +21,8 @@ from torch.distributed.run import config_from_args
 
 from aegis_elastic.control.errors import UsageError
 from aegis_elastic.core.checkpoints.arguments import Place
-from aegis_elastic.launch import inputs, slurm
+from aegis_elastic.core.policy import Policy
+from aegis_elastic.launch import guard_flags, inputs, slurm
 from aegis_elastic.launch.parser import make_parser, resolve_environment
 
 __all__ = ["AegisOptions", "Endpoint", "Options", "UsageError", "parse"]
@@ -65,6 +66,7 @@ class AegisOptions:
     join_secret_file: Path | None
     plane: tuple[str, int] | None
     require_secret: bool
+    requeue: str
     plane_linger_s: float
     plane_restarts: int
     lost_timeout_s: float
@@ -91,8 +93,11 @@ class AegisOptions:
     isolation: str
     isolation_max: int
     isolation_dry_run: bool
+    policy: Policy
+    notify: tuple[str, ...]
     ckpt_watch: tuple[Place, ...] | None
     strict_success: bool
+    saver: str | None
 
 
 @dataclass(frozen=True)
@@ -262,12 +267,13 @@ def _aegis_options(
     own = {
         name.removeprefix("aegis_"): value
         for name, value in vars(args).items()
-        if name.startswith("aegis_") and name not in elsewhere
+        if name.startswith("aegis_") and name not in elsewhere and not guard_flags.is_ours(name)
     }
     own["worker_name"] = own["worker_name"] or (host if explicit_rank is None else f"{host}-{explicit_rank}")
     own["rejoin_timeout_s"] = own["rejoin_timeout_s"] or join_timeout_s
     budgets = {check: seconds for part in args.aegis_check_budget or () for check, seconds in part.items()}
     watched = tuple(args.aegis_ckpt_watch) if args.aegis_ckpt_watch else None
+    own["policy"], own["notify"] = guard_flags.read(args, os.environ)
     return AegisOptions(check_paths=check_paths, check_budgets=budgets, ckpt_watch=watched, **own)
 
 

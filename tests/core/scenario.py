@@ -44,6 +44,7 @@ from aegis_elastic.core.events import (
     Reconcile,
     Release,
     Renew,
+    Requeued,
     Saved,
     Taint,
     Unmark,
@@ -130,7 +131,7 @@ class Player:
         workers = int(options.pop("workers"))
         fields: dict[str, Any] = {
             key: value if key in ("bootcheck", "troubleshoot") else float(value) if key.endswith("_s")
-            else int(value)
+            else value == "yes" if key == "requeue" else int(value)
             for key, value in options.items()
         }  # fmt: skip
         fields = {"min_worker_num": workers, "max_retry": 3, **fields}
@@ -176,6 +177,9 @@ class Player:
         incarnation = int(options.get("incarnation", self.status.incarnation))
         ended = options.get("ended") == "yes"
         yield self.tell(Independent(words[0], incarnation, " ".join(words[1:]), ended=ended))
+
+    def do_requeued(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Requeued(int(words[0])))
 
     def do_noted(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         yield self.tell(Noted(words[0], f"node-{words[0]}", words[1], " ".join(words[2:]), self.now))

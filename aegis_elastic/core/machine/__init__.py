@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aegis_elastic.core.events import Event, Reconcile
-from aegis_elastic.core.machine import decisions, guards, remedies
+from aegis_elastic.core.machine import decisions, guards, remedies, requeue
 from aegis_elastic.core.machine.change import Transition, create
 from aegis_elastic.core.machine.facts import FACTS, after_the_end
 from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, Status
@@ -120,6 +120,8 @@ def step(status: Status, event: Event, now: float) -> Transition:
     """Apply one event. Pure: `now` (wall seconds) is an argument, and nothing else is looked at."""
     if status.phase in TERMINAL:
         return after_the_end(status, event)
+    if requeue.rests(status, event):
+        return requeue.at_rest(status, event)
     if isinstance(event, Reconcile):
         for rule in RULES:
             if status.phase in rule.phases and rule.guard(status, now):

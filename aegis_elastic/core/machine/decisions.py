@@ -23,6 +23,7 @@ from aegis_elastic.core.machine.change import (
     reset,
     starting,
 )
+from aegis_elastic.core.machine.requeue import give_up
 from aegis_elastic.core.model import Mode, Phase, Status
 from aegis_elastic.core.ranks import first_order
 
@@ -149,7 +150,8 @@ def decide_ready(s: Status, now: float) -> Transition:
 def decide_seat(s: Status, now: float) -> Transition:
     if s.phase is Phase.PENDING:
         seated, *rest = s.spares
-        pods = (*(pod for pod in s.pods if not pod.gone), seated)
+        # After a requeue the job's count is older than its workers.
+        pods = (*(pod for pod in s.pods if not pod.gone), edit(seated, retries=s.recover_count))
         return note(s, f"{seated.name} takes a seat", "seat", pods=pods, spares=tuple(rest))
     # One that should have come back as a new process by now has had its time.
     late = guards.expired(s, now)
@@ -173,7 +175,8 @@ def decide_overdue(s: Status, now: float) -> Transition:
         present = (edit(present[0], retries=worst), *present[1:])
         return note(s, reason, "shrink", pods=present, deadline=0.0, reschedules=s.reschedules + dropped)
     if s.phase is Phase.RESTARTING:
-        return fail(s, f"no healthy node left: {missing} did not come back and no spare was there", "overdue")
+        reason = f"no healthy node left: {missing} did not come back and no spare was there"
+        return give_up(s, reason, "overdue")
     reason = f"{len(present)} of {s.spec.min_worker_num} workers came in time: everybody runs independent"
     # What they finished was getting ready; from here on a Finish means that their ranks have ended.
     pods = tuple(reset(pod, Phase.PENDING, now) for pod in present)

@@ -1,7 +1,7 @@
 """What an event from outside notes down. Facts change a worker's record, never the phase.
 
-The one exception is `Independent`: the failure that it tells of has been decided already, by the agents among
-themselves while no master could be reached; it is entered into the accounts as it happened.
+The exceptions have been decided already, by others, and are entered as they happened: `Independent` (the
+agents among themselves, while no master could be reached) and `Requeued` (the scheduler).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from aegis_elastic.core.events import (
     Lost,
     Offer,
     Quit,
+    Requeued,
     Started,
 )
 from aegis_elastic.core.machine.change import (
@@ -39,6 +40,7 @@ from aegis_elastic.core.machine.change import (
     with_pod,
 )
 from aegis_elastic.core.machine.node_facts import NODE_FACTS
+from aegis_elastic.core.machine.requeue import requeued
 from aegis_elastic.core.model import Phase, PodInfo, Status
 
 
@@ -193,4 +195,5 @@ FACTS: dict[type, Callable[[Status, Any, float], Transition]] = {
     Error: _error,
     Independent: _merge,
     Quit: _quit,
+    Requeued: requeued,
 }

@@ -1,0 +1,68 @@
+"""Giving a job back to its scheduler, and taking it up again in another allocation.
+
+When the machines that are left don't suffice and a scheduler can start the job anew, the job is *suspended*
+instead of failed: its record stays as it is, all agents leave with the code that asks for a requeue, and
+nothing is decided any more. `Requeued` ends that. The same event is what a job finds that its scheduler took
+away in the middle of training (preemption, a time limit): none of its agents was lost by a failure of theirs,
+so nothing is charged, and everything begins with the bootcheck, on whatever nodes there are now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aegis_elastic.core import accounting
+from aegis_elastic.core.events import Close, Dismiss, Event, Join, Quit, Reconcile, Requeued
+from aegis_elastic.core.machine.change import Transition, amend, fail, is_independent, move, nothing
+from aegis_elastic.core.model import BOOTING, Phase, Status
+
+
+def give_up(s: Status, reason: str, name: str) -> Transition:
+    """The machines don't suffice: fail, or wait to be started anew where a scheduler does that."""
+    if not s.spec.requeue:
+        return fail(s, reason, name)
+    said = f"{reason}: to be started anew by the scheduler"
+    moved = move(s, s.phase, said, name, suspended=reason, deadline=0.0, held="", held_until=0.0)
+    close = Close(moved.status.step, "Requeue", reason)
+    return moved._replace(effects=(*moved.effects, close))
+
+
+def rests(s: Status, event: Event) -> bool:
+    """Whether the job is suspended and this event changes nothing of that."""
+    return bool(s.suspended) and not (
+        isinstance(event, (Requeued, Quit)) or (isinstance(event, Reconcile) and s.should_quit)
+    )
+
+
+def at_rest(s: Status, event: Event) -> Transition:
+    """What an event comes to while the job is suspended."""
+    why = f"the job waits to be started anew: {s.suspended}"
+    if isinstance(event, Join):
+        return Transition(s, (Dismiss(s.step, event.worker, event.uid, why),), why, "refused")
+    return Transition(s, (), why, "ignored")
+
+
+def requeued(s: Status, e: Requeued, now: float) -> Transition:
+    """The scheduler has ended all agents and started others."""
+    if e.attempt <= s.attempt and not s.suspended:
+        return nothing(s, "known already")
+    if is_independent(s):
+        return nothing(s, "nobody leads this job's ranks: they have ended with their agents")
+    if accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry):
+        worst = max(pod.retries for pod in s.pods)
+        return fail(
+            amend(s, attempt=e.attempt),
+            f"retries used up before the requeue: {worst} failures, at most {s.spec.max_retry} allowed",
+            "requeued",
+        )
+    # The charge of a recovery that the scheduler cut short stands.
+    count = accounting.recover_count((pod.retries for pod in s.pods), s.spec.max_retry)
+    fresh: dict[str, Any] = {
+        "pods": (), "spares": (), "checks": (), "clues": (), "root": "", "marks": (), "held": "",
+        "held_until": 0.0, "suspended": "", "entries": 0, "charged": False, "renewed": False,
+    }  # fmt: skip
+    return move(
+        s, Phase.PENDING, f"started anew by the scheduler (number {e.attempt}): not counted", "requeued",
+        recover_count=s.recover_count if s.phase in BOOTING else count, attempt=max(e.attempt, s.attempt),
+        deadline=now + s.spec.join_timeout_s, **fresh,
+    )  # fmt: skip
