@@ -11,6 +11,7 @@ import msgspec
 
 from aegis_elastic.core.model import JobSpec
 from aegis_elastic.core.pace import FLOOR_S
+from aegis_elastic.core.policy import Policy
 
 CONFIG_FILE = "plane.json"
 SOCKET_FILE = "plane.sock"
@@ -40,7 +41,7 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     their run directories; `run_dir` overrides that. `resume`: whether a record that hasn't ended is continued
     (a requeue) or archived (an anonymous job's name means nothing to a later start). `leads`: the generation
     that this plane leads already, 0 before it has begun: whoever is restarted goes on with that one.
-    `metrics_port` None: no metrics are served.
+    `metrics_port` None: no metrics are served. `notify`: addresses for pages, which are secrets.
     """
 
     directory: str
@@ -63,6 +64,8 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     metrics_port: int | None = None
     hang_after_s: float = FLOOR_S
     nodes: NodesConfig = NodesConfig()
+    policy: Policy = Policy()
+    notify: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:

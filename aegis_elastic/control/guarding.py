@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
@@ -19,7 +20,18 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from aegis_elastic.core import guard
-from aegis_elastic.core.guard import Action, Anchor, Case, Counted, Deed, Do, NodeGuard, Outcome, PageRecord
+from aegis_elastic.core.guard import (
+    IN_WORDS,
+    Action,
+    Anchor,
+    Case,
+    Counted,
+    Deed,
+    Do,
+    NodeGuard,
+    Outcome,
+    PageRecord,
+)
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy import Policy
 from aegis_elastic.store.contract import (
@@ -89,7 +101,8 @@ class GuardKeeper:
         self._name = name
         self._policy = policy
         self._world = world
-        self._seen: dict[tuple[str, Verdict], int] = {}
+        # How often in a row a condition was seen, and when last: two looks in one moment are one observation.
+        self._seen: dict[tuple[str, Verdict], tuple[int, float]] = {}
         self._noted: dict[tuple[str, Verdict], str] = {}
 
     async def look(self, case: Case) -> Do:
@@ -109,6 +122,10 @@ class GuardKeeper:
             incident = known.anchor.incident if known.anchor else "now"
             text = f"{case.node_name} is {case.verdict.value}, and nothing is done: {decision.reason}"
             await self.page(case.node_name, f"open.{incident}", text, urgent=True)
+        elif decision.do is Do.ACT and case.action is Action.ASK_HUMAN:
+            incident = known.anchor.incident if known.anchor else "now"
+            text = f"{case.node_name} ({case.worker}) is for a human: {decision.reason}"
+            await self.page(case.node_name, f"human.{incident}", text, urgent=True)
         elif decision.do is Do.ACT and self._policy.mode == "observe":
             await self._would(case, known, decision.reason)
         elif decision.do is Do.ACT:
@@ -132,7 +149,15 @@ class GuardKeeper:
     async def count(self, node_name: str, action: Action, ident: str) -> NodeGuard:
         """Count an action that somebody else decided and that has been done."""
         entry = Counted(ident, action, self._now())
-        return await self._change(node_name, lambda node: guard.count(node, entry))
+        return await self._change(
+            node_name, lambda node: guard.done_by_others(node, entry, self._policy.guard)
+        )
+
+    async def unsettled(self) -> list[Deed]:
+        """This job's actions that nobody has followed up yet, whoever began them."""
+        found = [entry for entry in await self._store.list(PREFIX) if entry.key.endswith(".state")]
+        deeds = [node.deed for entry in found if (node := _decode(entry.value, NodeGuard)) is not None]
+        return [deed for deed in deeds if deed and deed.job == self._job and not deed.followed_up]
 
     async def follow_up(self, case: Case) -> None:
         """See whether this job's last action on the case's node has helped, and call a human if not."""
@@ -145,13 +170,13 @@ class GuardKeeper:
         if what is guard.FollowUp.WAIT:
             return
         if what is guard.FollowUp.GIVE_UP:
-            text = f"{deed.action.value} on {case.node_name}: {reason}; was it done?"
+            text = f"{IN_WORDS[deed.action]} on {case.node_name}: {reason}; was it done?"
             if await self.page(case.node_name, f"unknown.{deed.id}", text, urgent=True):
                 await self._settle(case.node_name, deed.id, Outcome.UNKNOWN)
             return
         if what is guard.FollowUp.ESCALATE:
             # Before the record says so: a page that is sent twice is better than one that never is.
-            text = f"{case.node_name}: the restart did not help. {reason}. {deed.reason}"
+            text = f"{case.node_name}: {reason}. {deed.reason}"
             if not await self.page(case.node_name, f"no_help.{deed.id}", text, urgent=True):
                 return
         self._world.note(case, f"guard.{what.value}", reason)
@@ -188,11 +213,14 @@ class GuardKeeper:
     async def _look(self, case: Case) -> guard.Seen:
         bad, boundary = await self._world.look(case)
         key = (case.node_name, case.verdict)
-        if bad:
-            self._seen[key] = self._seen.get(key, 0) + 1
-        else:
+        if not bad:
             self._seen.pop(key, None)
-        return guard.Seen(bad, boundary, self._seen.get(key, 0))
+            return guard.Seen(False, boundary, 0)
+        times, last = self._seen.get(key, (0, -math.inf))
+        if not 0 <= self._now() - last < self._policy.guard.look_s / 2:
+            times, last = times + 1, self._now()
+            self._seen[key] = times, last
+        return guard.Seen(True, boundary, times)
 
     async def _anchor(self, case: Case, known: Known) -> None:
         anchor = Anchor(self._now(), self._name, secrets.token_hex(8), self._now())
@@ -222,8 +250,8 @@ class GuardKeeper:
 
     async def _would(self, case: Case, known: Known, reason: str) -> None:
         incident = known.anchor.incident if known.anchor else "now"
-        self._note(case, "would_act", f"{case.action.value} on {case.node_name}: {reason}")
-        text = f"would do {case.action.value} on {case.node_name}, but the policy is to observe: {reason}"
+        self._note(case, "would_act", f"{IN_WORDS[case.action]} on {case.node_name}: {reason}")
+        text = f"{IN_WORDS[case.action]} on {case.node_name} is due, but the policy is to observe: {reason}"
         await self.page(case.node_name, f"would.{case.action.value}.{incident}", text, urgent=False)
 
     async def _carry_out(self, case: Case, reason: str) -> None:
@@ -259,6 +287,7 @@ class GuardKeeper:
             verdict=case.verdict.value,
             reason=again.reason,
             job=self._job,
+            node_name=case.node_name,
             worker=case.worker,
             by=self._name,
             token=lock.token,
@@ -297,8 +326,8 @@ class GuardKeeper:
         return True
 
     async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str, evidence: str) -> None:
-        self._world.note(case, f"guard.{outcome.value}", f"{deed.action.value}: {said}")
-        what = f"{deed.action.value} on {case.node_name} ({case.worker}): {deed.reason}"
+        self._world.note(case, f"guard.{outcome.value}", f"{IN_WORDS[deed.action]}: {said}")
+        what = f"{IN_WORDS[deed.action]} on {case.node_name} ({case.worker}): {deed.reason}"
         if outcome is Outcome.FAILED:
             # At once, before anything else can go wrong.
             await self.page(case.node_name, f"failed.{deed.id}", f"FAILED: {what}. {said}", urgent=True)

@@ -49,6 +49,20 @@ class Action(str, enum.Enum):
     EVICT_SLOW = "evict_slow"
     EVICT_HUNG = "evict_hung"
     LOSS = "loss"
+    ASK_HUMAN = "ask_human"
+
+
+# As humans are told of them.
+IN_WORDS = {
+    Action.LEVEL_1: "the restart in place",
+    Action.RESTART_HUNG: "the restart in place",
+    Action.LEVEL_2: "the restart of the agent",
+    Action.ISOLATE: "the isolation",
+    Action.EVICT_SLOW: "the eviction",
+    Action.EVICT_HUNG: "the eviction",
+    Action.LOSS: "the replacement",
+    Action.ASK_HUMAN: "the call for a human",
+}
 
 
 class Rules(NamedTuple):
@@ -75,6 +89,8 @@ RULES = {
     Action.EVICT_SLOW: Rules(True, True, counts=True, guarded=True, boundary=True, retry=0),
     Action.EVICT_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=0),
     Action.LOSS: Rules(False, False, counts=False, guarded=False, boundary=False, retry=0),
+    # A pause that ends by itself is no reason to call anybody either.
+    Action.ASK_HUMAN: Rules(True, False, counts=False, guarded=False, boundary=False, retry=0),
 }
 
 
@@ -117,6 +133,7 @@ class Deed(msgspec.Struct, frozen=True):
     verdict: str
     reason: str
     job: str
+    node_name: str
     worker: str
     by: str
     token: int
@@ -171,8 +188,8 @@ class Decision(NamedTuple):
     reason: str
 
 
-def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Action | None:
-    """What automation does about a mark; None: it is for a human.
+def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Action:
+    """What is done about a mark.
 
     A node that hung, was restarted and hangs again leaves, if training can go on without it.
     """
@@ -181,7 +198,9 @@ def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Ac
     if verdict in (Verdict.FROZEN, Verdict.DESYNC):
         again = any(entry.action is Action.RESTART_HUNG for entry in lately(node, now))
         return Action.EVICT_HUNG if again and can_leave else Action.RESTART_HUNG
-    return None
+    # Silent, while its training goes on: it may be switched off or cut off. Or alive, and merely long at
+    # something: killing that is a real loss for a guess.
+    return Action.ASK_HUMAN
 
 
 def consider(
@@ -204,7 +223,7 @@ def consider(
         reason = f"the breaker is open: {used} actions on {case.node_name} in 24 h"
         return Decision(Do.ALERT, f"{reason}, {policy.actions_per_day} are allowed")
     if rules.guarded and node.deed is not None and _unsettled(node.deed, now, policy):
-        return Decision(Do.WAIT, f"what became of {node.deed.action.value} before isn't settled yet")
+        return Decision(Do.WAIT, f"what became of {IN_WORDS[node.deed.action]} before isn't settled yet")
     if rules.boundary and not seen.boundary:
         return Decision(Do.WAIT, "it leaves when a checkpoint has completed")
     held = f", for {now - anchor.since:.0f} s" if anchor else ""
@@ -255,11 +274,6 @@ def guarded(node: NodeGuard, now: float) -> list[Counted]:
     return [entry for entry in lately(node, now) if RULES[entry.action].guarded]
 
 
-def is_open(node: NodeGuard, now: float, policy: Guard) -> bool:
-    """Whether the node has had all its guarded actions: whoever has the choice takes another node."""
-    return len(guarded(node, now)) >= policy.actions_per_day
-
-
 def count(node: NodeGuard, entry: Counted) -> NodeGuard:
     """With one more action on the breaker; the same one twice changes nothing."""
     if not RULES[entry.action].counts or any(entry.id == known.id for known in node.counted):
@@ -269,6 +283,24 @@ def count(node: NodeGuard, entry: Counted) -> NodeGuard:
     for known in free[: max(len(kept) + 1 - ENTRIES_MAX, 0)]:
         kept.remove(known)  # never one that the breaker stops at
     return msgspec.structs.replace(node, counted=(*kept, entry))
+
+
+def done_by_others(node: NodeGuard, entry: Counted, policy: Guard) -> NodeGuard:
+    """With an action that the machine decided without us: counted, and its consequences are our own doing."""
+    after = count(node, entry)
+    if after == node:
+        return node
+    return msgspec.structs.replace(after, cool_until=max(node.cool_until, entry.at + policy.cooldown_s))
+
+
+def objection(node: NodeGuard, now: float, policy: Guard) -> str:
+    """Why a node's isolation, which has been counted, should not reach its scheduler by itself; "" if it
+    may.
+    """
+    used = len(guarded(node, now))
+    if used <= policy.actions_per_day:
+        return ""
+    return f"the breaker is open: {used} actions in 24 h, {policy.actions_per_day} are allowed"
 
 
 def commit(node: NodeGuard, deed: Deed, policy: Guard) -> NodeGuard:
@@ -314,8 +346,8 @@ def follow_up(deed: Deed, bad: bool, now: float, policy: Guard) -> tuple[FollowU
     if age_s < policy.escalation_s:
         return FollowUp.WAIT, f"{policy.escalation_s - age_s:.0f} s until it is judged"
     if bad:
-        return FollowUp.ESCALATE, f"{deed.action.value} did not help: {deed.verdict} after {age_s:.0f} s"
-    return FollowUp.HELPED, f"{deed.action.value} helped: no longer {deed.verdict}"
+        return FollowUp.ESCALATE, f"{IN_WORDS[deed.action]} did not help: {deed.verdict} after {age_s:.0f} s"
+    return FollowUp.HELPED, f"{IN_WORDS[deed.action]} helped: no longer {deed.verdict}"
 
 
 def followed_up(node: NodeGuard, deed_id: str) -> NodeGuard:

@@ -94,8 +94,15 @@ def with_changes(policy: Policy, changes: dict[str, Any], mode: Mode | None = No
     try:
         guard = msgspec.convert({**msgspec.structs.asdict(policy.guard), **changes}, Guard)
     except msgspec.ValidationError as error:
-        raise BadPolicy(f"cannot use the guard's settings: {_plainly(str(error))}") from error
+        raise BadPolicy(
+            f"cannot use the guard's settings (--aegis-guard-...): {_plainly(str(error))}"
+        ) from error
     return Policy(mode or policy.mode, guard)
+
+
+def defaults() -> dict[str, float]:
+    """Every setting of the guard with its default."""
+    return msgspec.structs.asdict(Guard())
 
 
 def flag_of(setting: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 SITE_DIR = str(Path(__file__).resolve().parent / "site")
 # the site folder's sitecustomize acts only if this is there, and removes it before the script's first line
 MARKER = "AEGIS_WORKER_SITE"
-SECRETS = ("AEGIS_JOIN_SECRET",)
+SECRETS = ("AEGIS_JOIN_SECRET", "AEGIS_NOTIFY")
 # names of the variables that we have set for our own processes: the ranks get what there was before
 OUR_OWN = "AEGIS_OUR_OWN_VARIABLES"
 

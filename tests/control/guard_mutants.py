@@ -12,7 +12,7 @@ import pytest
 from aegis_elastic.control import guarding
 from aegis_elastic.control.guarding import GuardKeeper
 from aegis_elastic.core import guard
-from aegis_elastic.core.guard import Case, Deed, NodeGuard, Outcome, Seen
+from aegis_elastic.core.guard import Case, Counted, Deed, NodeGuard, Outcome, Seen
 from aegis_elastic.store.contract import KeyExists, RevisionConflict
 from aegis_elastic.store.leases import Lease
 
@@ -39,7 +39,8 @@ class CountsIntents(GuardKeeper):
     """The breaker counts when the decision is made, not when the action is."""
 
     async def _carry_out(self, case: Case, reason: str) -> None:
-        await self.count(case.node_name, case.action, f"intent {self._now()}")
+        intent = Counted(f"intent {self._now()}", case.action, self._now())
+        await self._change(case.node_name, lambda node: guard.count(node, intent))
         await super()._carry_out(case, reason)
 
 
