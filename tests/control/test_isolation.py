@@ -98,6 +98,7 @@ def test_a_name_that_no_host_has_reaches_no_program(tmp_path: Path) -> None:
 
 def test_a_program_sees_no_secret_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AEGIS_JOIN_SECRET", "geheim")
+    monkeypatch.setenv("SLURM_JWT", "geheim")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     driver = drivers.make(f"command:{program(tmp_path, f'env > {tmp_path}/env')} {{node}}")
     assert isolate(driver, "n1").ok

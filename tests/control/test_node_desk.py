@@ -23,6 +23,7 @@ from aegis_elastic.core.nodes import ANOMALY, HARDWARE, MANUAL, Incident, NodeRe
 from aegis_elastic.core.orders import Action
 from tests.control.conftest import Hold, MakeAgent
 from tests.control.planes import Agent, Held, children, wait_for
+from tests.store.backends import missing, running
 
 BROKEN = (Finding("gpu", "gpu.missing", "hardware"),)
 
@@ -218,6 +219,30 @@ def test_what_a_master_cannot_understand_it_refuses(
     ):
         shared_plane.ask(op, **args)
     assert shared_plane.ask("nodes")["nodes"] == []
+
+
+@pytest.mark.full
+def test_the_records_may_be_in_etcd(
+    hold: Hold, agent: MakeAgent, tmp_path: Path, unmet: Callable[[str], None]
+) -> None:
+    why = missing("etcd")
+    if why is not None:
+        unmet(why)
+
+    def jobs(url: str) -> None:
+        plane = hold(nodes=NodesConfig(store=url))
+        find_broken(agent(plane, "n1"))
+        other = hold("other", nodes=NodesConfig(store=url))
+        wait_for(lambda: other.ask("nodes")["nodes"], "record")
+        assert "gpu.missing (says team/job/1)" in refusal(agent(other, "n1"))
+        other.ask("untaint", nodes=["n1"])
+        agent(other, "n1").run()
+
+    async def whole() -> None:
+        async with running("etcd", tmp_path) as server:
+            await asyncio.to_thread(jobs, f"etcd://127.0.0.1:{server.port}")  # type: ignore[attr-defined]
+
+    asyncio.run(whole())
 
 
 def test_waiting_spares_stand_in_line_by_what_their_nodes_have_done(

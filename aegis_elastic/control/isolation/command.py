@@ -22,6 +22,7 @@ SAID_CHARS_MAX = 200
 # Of our own environment a program gets what it needs to be found and to find its configuration, no secrets.
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR", "KUBECONFIG")
 PASSED_ON_PREFIXES = ("SLURM_", "LD_LIBRARY_")
+SECRETS = ("SLURM_JWT",)
 # What was killed is gone in a moment, unless it waits for a dead device or file server.
 END_S = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -82,14 +83,17 @@ class Command:
         return Outcome(True, f"{filled[0]} was asked to {action} {node}")
 
 
-async def run(argv: Sequence[str], timeout_s: float) -> Ran:
-    """Run a program to its end, or end it, with all that it started, at its timeout. OSError: no start."""
+async def run(argv: Sequence[str], timeout_s: float, also: Sequence[str] = ()) -> Ran:
+    """Run a program to its end, or end it, with all that it started, at its timeout. OSError: no start.
+
+    `also`: what it gets of our environment besides what every program gets.
+    """
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env=environment(os.environ),
+        env=environment(os.environ, also),
         start_new_session=True,
         preexec_fn=_die_with_parent,
     )
@@ -113,12 +117,12 @@ async def run(argv: Sequence[str], timeout_s: float) -> Ran:
     return Ran(code, said.decode(errors="replace"))
 
 
-def environment(ours: Mapping[str, str]) -> dict[str, str]:
+def environment(ours: Mapping[str, str], also: Sequence[str]) -> dict[str, str]:
     """What a program gets of our environment."""
     return {
         name: value
         for name, value in ours.items()
-        if name in PASSED_ON or (name.startswith(PASSED_ON_PREFIXES) and "TOKEN" not in name)
+        if name in PASSED_ON or name in also or (name.startswith(PASSED_ON_PREFIXES) and name not in SECRETS)
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from aegis_elastic.control.isolation.command import Ran, run
+from aegis_elastic.control.isolation.command import SECRETS, Ran, run
 from aegis_elastic.control.isolation.contract import MARK, Outcome, unfit
 
 SCONTROL = "scontrol"
@@ -78,6 +78,6 @@ class Slurm:
 
     async def _scontrol(self, *words: str) -> Ran:
         try:
-            return await run((SCONTROL, *words), self._timeout_s)
+            return await run((SCONTROL, *words), self._timeout_s, also=SECRETS)
         except OSError as error:
             return Ran(127, f"cannot start {SCONTROL}: {error.strerror}")
