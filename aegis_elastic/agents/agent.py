@@ -278,7 +278,10 @@ class AegisElasticAgent(IndependentBody):
         if refused.usage:
             self._leave(2, refused.reason)
             return
-        code = 0 if refused.reason.endswith(": Succeed") else self._set.isolate_exit_code
+        # A job that is over says how it ended; every other refusal is about this node.
+        over = {"the job has ended: Succeed": 0, "the job has ended: Failed": 1}
+        ends = (code for end, code in over.items() if refused.reason.endswith(end))
+        code = next(ends, self._set.isolate_exit_code)
         self._leaving = True  # or the order that goes to those who stay would make us wait as a spare
         self._stop_then(lambda: self._leave(code, refused.reason))
 
