@@ -26,6 +26,7 @@ from aegis_elastic.core.watch import RankRules
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+INTERVAL_S_MIN = 0.01
 COST_S_MAX = 0.004  # of processor time, for each sample at the pace of one a second
 NEWS_SAMPLES = 10
 REPEAT_S = 60.0  # the same kind of line of the same rank is told again after that, with how many there were
@@ -49,12 +50,14 @@ class Monitor:
     ) -> None:
         self._wake = wake
         self._tell = tell
-        self._interval_s = interval_s
+        self._interval_s = max(interval_s, INTERVAL_S_MIN)
         self._rules = RankRules(rules or Rules())
-        self._orders: queue.SimpleQueue[Watched | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Watched, LogReader] | None] = queue.SimpleQueue()
         self._ordered = threading.Event()
         self._closing = False
         self._news: Mapping[str, Any] | None = None
+        # For the agent's loop, of the newest incarnation; the thread reads along in the one that it samples.
+        self._heard: LogReader | None = None
         self._logs: LogReader | None = None
         self._sampler: Sampler | None = None
         self._cost_s = 0.0
@@ -70,7 +73,8 @@ class Monitor:
 
     def started(self, ranks: Watched) -> None:
         """Look at these from now on."""
-        self._orders.put(ranks)
+        self._heard = LogReader(ranks.logs)
+        self._orders.put((ranks, self._heard))
         self._ordered.set()
 
     def ended(self) -> None:
@@ -84,8 +88,7 @@ class Monitor:
 
     def words(self, rank: int) -> Sequence[str]:
         """Lines of the last minutes that tell why this rank may have failed."""
-        logs = self._logs
-        return logs.words(rank) if logs is not None else ()
+        return self._heard.words(rank) if self._heard is not None else ()
 
     def close(self) -> None:
         """End the thread."""
@@ -123,12 +126,13 @@ class Monitor:
                 self._look()
                 due_s = max(due_s + self._pace_s(), time.monotonic())
 
-    def _follow(self, ranks: Watched | None, gpus: Gpus) -> None:
+    def _follow(self, order: tuple[Watched, LogReader] | None, gpus: Gpus) -> None:
         if self._logs is not None:
             self._read_logs(self._logs)
+            self._logs = None  # what is written from now on is the noise of being stopped
         self._stop_sampling()
-        if ranks is not None:
-            self._logs = LogReader(ranks.logs)
+        if order is not None:
+            ranks, self._logs = order
             self._sampler = Sampler(ranks, gpus)
             self._rules.begin()
 

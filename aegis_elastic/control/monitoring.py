@@ -56,7 +56,7 @@ class Monitoring:
             raise ValueError(f"this is the control plane of {spec.job_name!r} in {spec.namespace!r}")
         pod = self._pod(note.worker, note.uid)
         if pod is None:
-            raise Refused(f"no agent {note.uid!r} of {note.worker!r} takes part now")
+            raise Refused(f"no agent {note.uid[:40]!r} of {note.worker!r} takes part now")
         if len(note.anomalies) > ANOMALIES_MAX:
             raise ValueError(f"{len(note.anomalies)} anomalies, at most {ANOMALIES_MAX}")
         for anomaly in note.anomalies:

@@ -32,11 +32,7 @@ class MetricsDesk:
         self._now = now
         self._metrics = Metrics(usage, now)
         self._endpoint = Endpoint(self._metrics.registry)
-        try:
-            for walked in walk(earlier()):
-                self._metrics.follow(walked.line.event, walked.made, walked.line.t)
-        except BadJournal as error:
-            logger.warning("the metrics begin anew: %s", error)
+        self._earlier: Callable[[], Iterable[Line]] | None = earlier
 
     async def open(self, host: str, port: int) -> str:
         """Serve; returns the URL, "" if it can't be: that is said in the log, and no reason to end."""
@@ -50,7 +46,10 @@ class MetricsDesk:
         """Nothing: what counts are decisions."""
 
     def followed(self, status: Status, done: Sequence[tuple[Event, Transition]]) -> None:
-        """Count these."""
+        """Count these; at the first call, with none, all that the journal tells."""
+        if self._earlier is not None:
+            self._recall(self._earlier)
+            self._earlier = None
         at = self._now()
         for event, made in done:
             self._metrics.follow(event, made, at)
@@ -62,6 +61,13 @@ class MetricsDesk:
     def turn(self, now_s: float) -> Sequence[Event]:
         """Nothing."""
         return ()
+
+    def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
+        try:
+            for walked in walk(earlier()):
+                self._metrics.follow(walked.line.event, walked.made, walked.line.t)
+        except (BadJournal, OSError) as error:
+            logger.warning("the metrics begin anew: %s", error)
 
     async def close(self) -> None:
         """Stop serving."""

@@ -23,7 +23,8 @@ from aegis_elastic.observe.timing import Clock
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 # A job may recover for weeks; a label must not have a value for every time.
 ROUND_MAX = 10
-CODES_MAX = 200
+VALUES_MAX = 100
+LABEL_CHARS_MAX = 80
 NO_GPU = "none"
 _WORLD = ("gpu_type", "worker_num", "round")
 _ROUNDS = {Phase.BOOT_CHECKING: "bootcheck", Phase.TROUBLESHOOTING: "troubleshoot"}
@@ -34,14 +35,15 @@ class Metrics:
 
     def __init__(self, usage: Callable[[], Mapping[str, Usage]], now: Callable[[], float]) -> None:
         """`usage`: what each worker's node uses, for a scrape. `now`: wall seconds, for the same."""
-        disable_created_metrics()  # when each series began is of no use to anybody, and doubles their number
+        # When each series began is of no use to anybody, and doubles their number.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = Clock()
         self._inquest = Inquest()
         self._before: Status | None = None
         self._rounds = dict.fromkeys(_ROUNDS.values(), 0)
         self._gpu_type = NO_GPU
-        self._codes: set[str] = set()
+        self._labels: dict[str, set[str]] = {}
         self._make_counters()
         self._make_histograms()
         self.registry.register(_Now(lambda: self._before, self._clock, usage, now))
@@ -88,10 +90,9 @@ class Metrics:
         if concluded is not None:
             self._recoveries.labels(concluded.fault_class, str(concluded.level)).inc()
         if isinstance(event, Noted):
-            self._codes.add(event.code)
-            self._anomalies.labels(event.code if len(self._codes) <= CODES_MAX else "other").inc()
+            self._anomalies.labels(self._label("code", event.code)).inc()
         elif isinstance(event, Saved) and made.status is not before:
-            self._saved.labels(event.kind).inc()
+            self._saved.labels(self._label("kind", event.kind)).inc()
         elif isinstance(event, Finish) and before.phase in _ROUNDS:
             for check in event.checks:
                 self._note_check(check, before)
@@ -99,12 +100,11 @@ class Metrics:
     def _note_check(self, check: CheckResult, status: Status) -> None:
         phase = _ROUNDS[status.phase]
         result = "pass" if check.passed else "fail"
-        self._check.labels(check.check_type, phase, result, *self._world(status, phase)).observe(
-            check.duration_s
-        )
+        kind = self._label("check", check.check_type)
+        self._check.labels(kind, phase, result, *self._world(status, phase)).observe(check.duration_s)
         name = check.details.get("cuda_device_name")
         if check.check_type == "env" and isinstance(name, str) and name:
-            self._gpu_type = name[:80]
+            self._gpu_type = name[:LABEL_CHARS_MAX]
 
     def _change_phase(self, before: Status, after: Status, at: float) -> None:
         left = _ROUNDS.get(before.phase)
@@ -117,6 +117,14 @@ class Metrics:
             self._succeeded.inc()
         elif after.phase is Phase.FAILED:
             self._failed.inc()
+
+    def _label(self, name: str, value: str) -> str:
+        """A value that somebody else chose: only so many of them make series of their own."""
+        known = self._labels.setdefault(name, set())
+        if value not in known and len(known) >= VALUES_MAX:
+            return "other"
+        known.add(value)
+        return value[:LABEL_CHARS_MAX]
 
     def _world(self, status: Status, phase: str) -> tuple[str, str, str]:
         number = max(self._rounds[phase], 1)

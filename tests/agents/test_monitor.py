@@ -327,6 +327,26 @@ def test_what_it_sees_is_told_reported_and_remembered_and_its_thread_ends(
     assert "aegis-monitor" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_words_of_an_incarnation_are_not_those_of_the_one_before(tmp_path: Path, start: Start) -> None:
+    told, log = Told(), tmp_path / "log"
+    monitor = Monitor(told.wake, told.tell, 0.02)
+    pid = start("import time; print(flush=True); time.sleep(60)")
+    log.write_text(f"{XID}\n")
+    monitor.started(watched({7: pid}, {7: (str(log),)}))
+    wait_for(lambda: monitor.words(7), "words")
+    monitor.ended()
+    wait_for(lambda: monitor._sampler is None, "its end")
+    assert list(monitor.words(7)) == [XID]
+    monitor.started(watched({7: pid}, {7: (str(tmp_path / "next"),)}))
+    assert list(monitor.words(7)) == []
+    with log.open("a") as file:
+        file.write(f"{OOM}\n")
+    (tmp_path / "next").write_text("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, double bit ecc error\n")
+    wait_for(lambda: monitor.words(7), "the next words")
+    assert "signature.cuda_oom" not in told.codes(), "what was written after its end"
+    monitor.close()
+
+
 def test_thousands_of_kinds_of_trouble_are_told_in_bounds(tmp_path: Path, start: Start) -> None:
     told, log = Told(), tmp_path / "log"
     pids = {rank: start("import time; print(flush=True); time.sleep(60)") for rank in range(2)}

@@ -75,7 +75,9 @@ def recovered() -> Run:
 
 
 def desk(lines: list[Line], now: float) -> MetricsDesk:
-    return MetricsDesk(lambda: {"w0": USAGE}, lambda: lines, lambda: now)
+    made = MetricsDesk(lambda: {"w0": USAGE}, lambda: lines, lambda: now)
+    made.followed(Run().status, ())
+    return made
 
 
 def test_a_job_s_life_in_numbers() -> None:
@@ -235,3 +237,16 @@ def test_a_journal_that_makes_no_sense_costs_the_past_only(caplog: pytest.LogCap
     broken = desk([*run.lines, run.lines[0]], 10.0)
     assert "the metrics begin anew" in caplog.text
     assert of(broken)
+
+
+def test_a_worker_that_makes_up_names_makes_no_series_without_end() -> None:
+    run = Run()
+    for number in range(150):
+        run.tell(Noted("w0", "node0", f"made.up.{number}", "so", 1.0))  # type: ignore[arg-type]
+    found = {
+        dict(labels)["code"]: n
+        for (name, labels), n in of(desk(run.lines, 9.0)).items()
+        if "anomalies" in name
+    }
+    assert len(found) == 101
+    assert found["other"] == 50
