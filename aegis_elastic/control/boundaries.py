@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 LATE = "checkpoint.late"
 STEPS = "evict.steps"
 UNREAD = "checkpoint.unread"
+SAVER = "saver.ended"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
 _Path = Annotated[str, msgspec.Meta(max_length=2048)]
@@ -49,7 +50,16 @@ class BoundaryFacts(msgspec.Struct, frozen=True):
     unread: _Path = ""
 
 
+class SaverFacts(msgspec.Struct, frozen=True):
+    """The facts of the watcher `saver`: how often it was started, its pid (0: it waits to start)."""
+
+    starts: _Number
+    pid: _Number
+    last_end: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
 _decoder = msgspec.json.Decoder(BoundaryFacts)
+_saver_decoder = msgspec.json.Decoder(SaverFacts)
 
 
 class BoundaryDesk:
@@ -66,6 +76,7 @@ class BoundaryDesk:
         self._heard: dict[str, int] = {}
         self._malformed: set[str] = set()
         self._unread = ""
+        self._saver_ends: dict[str, int] = {}
         # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
         self._waiting: dict[str, float] = {}
         self._called: set[str] = set()
@@ -82,6 +93,8 @@ class BoundaryDesk:
             return
         if "progress" in data.watched:
             self._note_reached(data.watched["progress"])
+        if "saver" in data.watched:
+            self._note_saver(message, data.watched["saver"])
         if "boundary" not in data.watched:
             return
         try:
@@ -109,6 +122,18 @@ class BoundaryDesk:
         if facts.incarnation == self._incarnation:
             self._reached = max(self._reached, facts.reached)
             self._counted = max(self._counted, facts.counted)
+
+    def _note_saver(self, message: Message, raw: msgspec.Raw) -> None:
+        try:
+            facts = _saver_decoder.decode(raw)
+        except msgspec.MsgspecError:
+            return  # nothing hangs on it
+        if facts.last_end and self._saver_ends.get(message.uid) != facts.starts and not facts.pid:
+            self._saver_ends[message.uid] = facts.starts
+            pod = self._status.pod(message.pod_name) if self._status is not None else None
+            text = f"the saver ended after start number {facts.starts}: {facts.last_end}; it is started again"
+            node = pod.node_name if pod is not None else ""
+            self._feed(Noted(message.pod_name, node, SAVER, text, time.time()))
 
     def _complete(self, step: int, path: str, kind: str, at: float, now_s: float) -> None:
         status = self._status

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
 from collections.abc import Callable
 
 from aegis_elastic.core.checkpoints import KINDS
@@ -26,12 +28,32 @@ def add_checkpoint_flags(add: Callable[..., None], collect: type[argparse.Action
     )
     add(
         "strict-success",
-        "Exit with 1 when all ranks ended with code 0 but something says that this is no success: a rank that "
-        "ended while others went on, or Megatron's tracker file that can't be read, over which it exits with "
-        "0. Without this flag the report and the last line say so.",
+        "Exit with 1 when all ranks ended with code 0 but something says that this is no success: a rank "
+        "that ended while others went on, or Megatron's tracker file that can't be read, over which it exits "
+        "with 0. Without this flag the report and the last line say so.",
         False,
         action="store_true",
     )
+    add(
+        "saver",
+        "A command that runs beside the ranks of every node and is kept running: started again 3 s after an "
+        "end, later when it ends often, with a run id that begins with `fault-`. It is split as a shell "
+        "would, and no shell runs it. Its output goes to saver.log in the run's directory under --log-dir, "
+        "or to ours.",
+        type=_command,
+        metavar="COMMAND",
+    )
+
+
+def _command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        what = f"no program called {words[0]!r}" if words else "no command"
+        raise argparse.ArgumentTypeError(f"{text!r} names {what} that could be run here")
+    return text
 
 
 def _place(text: str) -> Place:

@@ -8,6 +8,8 @@ from aegis_elastic.agents.boundary import BoundaryWatcher
 from aegis_elastic.agents.link import PlaneLink
 from aegis_elastic.agents.monitor import Monitor
 from aegis_elastic.agents.pace import PaceWatcher
+from aegis_elastic.agents.saver import Saver
+from aegis_elastic.agents.torch_seam import run_log_dir
 from aegis_elastic.agents.watchers import MakeWatcher
 from aegis_elastic.core.checkpoints.arguments import Place, places
 from aegis_elastic.launch.checkpoint_flags import NOWHERE
@@ -23,7 +25,16 @@ def makers(options: Options, link: PlaneLink) -> tuple[MakeWatcher, ...]:
     if aegis.progress == "on":
         node_name = link.identity.node_name
         made.append(lambda wake: PaceWatcher(wake, aegis.hang_after_s, node_name))
+    if aegis.saver is not None:
+        made.append(_saver(options, aegis.saver))
     return tuple(made)
+
+
+def _saver(options: Options, command: str) -> MakeWatcher:
+    specs, run_id = options.config.logs_specs, options.config.run_id
+    folder = run_log_dir(specs, run_id) if options.torch_args.log_dir and specs is not None else None
+    log = str(folder.absolute() / "saver.log") if folder is not None else ""
+    return lambda wake: Saver(wake, command, run_id, log)
 
 
 def checkpoint_places(options: Options) -> tuple[Place, ...]:
