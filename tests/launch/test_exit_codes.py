@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_every_row_is_a_test_of_this_file() -> None:
     assert set(rows) - KEPT == {
         ("aegis-run", "0"), ("aegis-run", "1"), ("aegis-run", "2"), ("aegis-run", "128 + N"),
         ("aegis-run", "the root cause's own"),
+        ("aegis-run", "`--aegis-isolate-exit-code`"),
         ("aegisctl", "0"), ("aegisctl", "1"), ("aegisctl", "2"), ("aegisctl", "3"),
     }  # fmt: skip
     assert set(rows) > KEPT
@@ -66,6 +68,20 @@ def test_failure_is_1_or_the_root_causes_own(
     with job_of(*flags) as job:
         assert job.start(tmp_path / "train.py", how).wait() == code
         assert job.ctl("status").returncode == 1
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 1), (("--aegis-isolate-exit-code", "67"), 67)])
+def test_a_refused_node_is_1_or_what_the_flag_says(
+    flags: tuple[str, ...], code: int, job_of: Callable[..., Job], tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    with job_of("--aegis-state-dir", str(shared), *flags) as job:
+        tainted = job.ctl("taint", socket.gethostname(), "--reason", "x", "--state-dir", str(shared))
+        assert tainted.returncode == 0, tainted.stderr
+        launch = job.start(tmp_path / "train.py", "0")
+        assert launch.wait() == code
+        assert f"node {socket.gethostname()} is not to be used: x (says " in launch.output
 
 
 def test_wrong_use_starts_nothing(job_of: Callable[..., Job], tmp_path: Path) -> None:
