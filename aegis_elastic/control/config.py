@@ -66,6 +66,7 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     nodes: NodesConfig = NodesConfig()
     policy: Policy = Policy()
     notify: tuple[str, ...] = ()
+    check_paths: dict[str, str] = {}
 
     @property
     def path(self) -> Path:

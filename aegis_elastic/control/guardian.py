@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from aegis_elastic.control import node_desk
+from aegis_elastic.control.brake import BrakeDesk
 from aegis_elastic.control.config import PlaneConfig
 from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.guarding import GuardKeeper
@@ -356,6 +357,7 @@ def sit_down(
 
     desk = GuardianDesk(feed, job, config.policy, pager, have, name=f"{os.uname().nodename}.{os.getpid()}")
     desks.add(desk)
+    desks.add(BrakeDesk(feed, config.policy, pager.send_soon, config.check_paths))
     scope = node_desk.sit_down(
         desks, feed, spec, config.nodes, store,
         fresh=fresh, page=pager.send_soon, objection=desk.objection,

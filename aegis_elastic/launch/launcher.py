@@ -259,6 +259,7 @@ class Launcher:
             nodes=self._nodes_config(),
             policy=aegis.policy,
             notify=aegis.notify,
+            check_paths={kind: str(path) for kind, path in aegis.check_paths.items()},
         )
 
     def _nodes_config(self) -> NodesConfig:
