@@ -28,6 +28,7 @@ from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.core import stacks
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.core.pace import FLOOR_S, Facts, Saving, patience_s
+from aegis_elastic.core.recovery import POSITION_CLUE
 from aegis_elastic.worker.environment import without_secrets
 from aegis_elastic.worker.slot import VARIABLE
 
@@ -64,6 +65,9 @@ class PaceWatcher:
         self._over: Watched | None = None
         self._reading: subprocess.Popen[bytes] | None = None
         self._longest_s: dict[int, float] = {}
+        # Steps said and steps counted when the ranks of the last two incarnations ended.
+        self._reached_last: tuple[int, int] = (-1, -1)
+        self._reached_before: tuple[int, int] = (-1, -1)
         self._thread = threading.Thread(target=self._live, name="aegis-pace", daemon=True)
         self._thread.start()
 
@@ -85,6 +89,8 @@ class PaceWatcher:
     def ended(self) -> None:
         """Look at nobody. What they left in their slots stays there until the next start."""
         with self._lock:
+            if self._ranks is not None:
+                self._reached_before, self._reached_last = self._reached_last, self._reached(self._ranks)
             self._over = self._ranks or self._over
             self._ranks, self._facts = None, None
         self._signal.set()
@@ -97,6 +103,17 @@ class PaceWatcher:
             reached, counted = self._reached(over)
             facts = Facts(0, over.incarnation, reached=reached, counted=counted)
         return msgspec.to_builtins(facts) if facts is not None else None
+
+    def clues(self) -> tuple[str, ...]:
+        """Steps that are merely counted begin anew with each start, wherever training resumes: then only a
+        failure at the very same count is known to be at the same place.
+        """
+        said, counted = self._reached_last
+        _, before = self._reached_before
+        with self._lock:
+            first = self._over is None or self._over.incarnation <= 1
+        known = said >= 0 or counted <= 0 or first or counted == before
+        return () if known else (POSITION_CLUE,)
 
     def _reached(self, over: Watched) -> tuple[int, int]:
         reached, counted = -1, -1
@@ -178,8 +195,9 @@ class PaceWatcher:
         urgent = suspected or held != node.held
         node.held = held
         facts = Facts(look, ranks.incarnation, tuple(known), _saving(views))
-        urgent = urgent or facts.saved != node.saved
-        node.saved = facts.saved
+        windows = tuple(rank.own.serial for rank in known if rank.own is not None)
+        urgent = urgent or facts.saved != node.saved or windows != node.windows
+        node.saved, node.windows = facts.saved, windows
         with self._lock:
             if self._ranks is not ranks:
                 return
@@ -231,6 +249,7 @@ class _Node:
         self.tell_s = 0.0
         self.held: frozenset[int] = frozenset()
         self.saved: Saving | None = None
+        self.windows: tuple[int, ...] = ()
 
 
 def _saving(views: Mapping[int, RankView]) -> Saving | None:
