@@ -241,7 +241,7 @@ class AegisElasticAgent(IndependentBody):
 
     def _fail(self, reason: str, failures: tuple[Failure, ...], detect_s: float = 0.0) -> None:
         data = ReportData(
-            failures=failures, clues=clues_of(failures), reason=reason, timings_s={"detect_s": detect_s}
+            failures=failures, clues=self._clues(failures), reason=reason, timings_s={"detect_s": detect_s}
         )
         if self._from_start:
             # Said when it is the job's end: no master counts what is restarted without it.
@@ -253,6 +253,9 @@ class AegisElasticAgent(IndependentBody):
             self._end_alone()
         else:
             self._wait(ANSWER_S if self._link.connected else RECONNECT_S, self._end_alone)
+
+    def _clues(self, failures: tuple[Failure, ...]) -> tuple[str, ...]:
+        return (*clues_of(failures), *self._watchers.clues())
 
     def _on_guard_died(self) -> None:
         logger.error("the guard process ended; the kernel has killed the ranks")

@@ -76,6 +76,14 @@ class Listener(Protocol):
         """Lines of a (global) rank that may tell why it has failed, and may not be its last ones."""
 
 
+@runtime_checkable
+class Witness(Protocol):
+    """A watcher that knows something of a failure which the failure itself doesn't say."""
+
+    def clues(self) -> Sequence[str]:
+        """Clues for the Error that is about to be told, in the words of `core.recovery`. After `ended`."""
+
+
 # Gets `wake`, which may be called from any thread: its news have changed and are to be reported now. Between
 # two calls the last report is repeated as it is.
 MakeWatcher = Callable[[Callable[[], None]], Watcher]
@@ -137,6 +145,12 @@ class Watchers:
         """End all of them."""
         self._each(lambda watcher: watcher.close())
         self._all.clear()
+
+    def clues(self) -> tuple[str, ...]:
+        """What they know of a failure that is being told, in the words of `core.recovery`."""
+        known: list[str] = []
+        self._each(lambda watcher: known.extend(watcher.clues()) if isinstance(watcher, Witness) else None)
+        return tuple(known)
 
     def _wake_once(self) -> None:
         if not self._woken:  # one report tells the news of all

@@ -104,8 +104,13 @@ class PaceDesk:
     def _take(self, worker: str, facts: Facts, now_s: float) -> None:
         status = self._status
         before = self._told.get(worker)
-        if status is None or facts.incarnation != status.incarnation or not facts.ranks:
-            return  # without ranks: they have ended, and what they did last is what was told before
+        if status is None or facts.incarnation != status.incarnation:
+            return
+        if not facts.ranks:
+            # They have ended. How far they came may not have been told before: an error can be quicker than
+            # the first look.
+            self._step = max(self._step, facts.reached if facts.reached >= 0 else facts.counted)
+            return
         if before is not None and before.facts.look == facts.look:
             return
         self._told[worker] = _Told(facts, now_s)

@@ -88,7 +88,7 @@ class Case(msgspec.Struct, frozen=True):
 
     `step`: the highest step that training is known to have reached, `since` the same at the start of this
     incarnation (-1: unknown). `verdict`: why the guard stopped ranks that hung ("" if that is not what it
-    is).
+    is). `unclear`: steps were made in this incarnation, and where that is in the training is unknown.
     """
 
     root: str
@@ -97,6 +97,7 @@ class Case(msgspec.Struct, frozen=True):
     since: int = -1
     earlier: Earlier | None = None
     verdict: str = ""
+    unclear: bool = False
 
 
 class Conclusion(msgspec.Struct, frozen=True):
@@ -276,7 +277,7 @@ def repetition(case: Case) -> Repetition:
     if mine is None or case.earlier is None or case.earlier.print != mine:
         return Repetition("no")
     same = f"the same exception at the same place as before ({mine.frame})"
-    if case.step < 0 or case.earlier.step < 0:
+    if case.unclear or case.step < 0 or case.earlier.step < 0:
         return Repetition("unknown", f"{same}; whether training got further in between is unknown")
     if case.step > case.earlier.step:
         return Repetition("no", f"{same}, but training got from step {case.earlier.step} to {case.step}")
@@ -299,7 +300,7 @@ def is_users(case: Case) -> str:
     signature = signature_of(failure)
     if signature is None or signature.action != "fail_fast" or signature.role != "root":
         return ""
-    advanced = case.step >= 0 and case.step > max(case.since, 0)
+    advanced = case.unclear or (case.step >= 0 and case.step > max(case.since, 0))
     return "" if advanced else f"{failure.exception or 'its last lines'} ({signature.fault_class})"
 
 

@@ -18,6 +18,7 @@ from aegis_elastic.core.events import Act, Error, Finish, Independent, Join, Los
 from aegis_elastic.core.evidence import Case, Conclusion, Earlier, Witness
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.model import RECOVERING, CheckResult, Phase, Status
+from aegis_elastic.core.recovery import POSITION_CLUE
 
 _STACK, _KERNEL = "_stack", "_kernel"
 
@@ -32,6 +33,7 @@ class _Open:
     verdict: str = ""
     step: int = -1
     renewed: bool = False
+    unclear: bool = False
     witnesses: dict[str, Witness] = field(default_factory=dict)
 
     def change(self, worker: str, status: Status, **changes: object) -> None:
@@ -88,7 +90,7 @@ class Inquest:
             clock = Bounds(*event.clock) if event.clock is not None else None
             opened.change(event.worker, before, failures=event.failures, reason=event.reason, clock=clock)
         if made.name == "failed":
-            opened.root = event.worker
+            opened.root, opened.unclear = event.worker, POSITION_CLUE in event.clues
 
     def _losses(self, before: Status, after: Status) -> None:
         """Losses while training runs are its failure; those in a recovery are another matter."""
@@ -155,6 +157,7 @@ class Inquest:
             since=opened.since,
             earlier=self._earlier,
             verdict=opened.verdict,
+            unclear=opened.unclear,
         )
 
 

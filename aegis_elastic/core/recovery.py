@@ -20,6 +20,10 @@ COMMUNICATION_CLUES = frozenset({"collective_timeout", "network", "hang", "slow"
 # The root's own words speak of its container's surroundings (`signatures`: restart_container): level 2.
 CONTAINER_CLUE = "container"
 
+# How far training was when it failed is counted from the last start only, and isn't where it was when it
+# failed before: whether it has got further is unknown.
+POSITION_CLUE = "position_unknown"
+
 # Found by `core.localize`: every explanation of what failed among the nodes has this one. Any other failure
 # of a collective is no proof against the node that reports it.
 LOCALISED_NODE = "allreduce_connection.node"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from aegis_elastic.core.events import Noted
+from tests.checks.conftest import compiler as compiler
+from tests.checks.support import compile_c
 from tests.integration.harness import Job, wait_for
+from tests.integration.test_two_nodes import Training
 
 pytestmark = pytest.mark.timeout(240)
 NO_CHECKS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
@@ -97,3 +103,92 @@ def test_ranks_that_hang_are_looked_at_before_they_stop_and_the_odd_one_is_named
     assert len(looks) == 2 and all("2 live, none frozen" in check["result"] for check in looks)
     ((root),) = [failure for failure in report["failures"] if failure["role"] == "root"]
     assert (root["worker"], root["class"]) == (stuck.worker, "hang")
+
+
+# The same sample breaks it at the same step every time.
+REPEATS = """
+import aegis_elastic
+def work(step):
+    if step == 5:
+        raise RuntimeError(f"sample {step} of {id(step)} can't be used")
+for step in range(1, 9):
+    aegis_elastic.progress(step)
+    work(step)
+"""
+
+
+def test_the_same_error_again_without_progress_is_the_user_s_bug_and_ends_the_job_with_fail_fast(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "repeats.py"
+    script.write_text(REPEATS)
+    with Job(tmp_path, max_restarts=5, flags=(*NO_CHECKS, "--aegis-fail-fast")) as job:
+        launch = job.start(script)
+        assert launch.wait() == 1
+        view, report = job.status(), job.report()
+    assert (view["phase"], view["incarnation"], view["recoverCount"]) == ("Failed", 2, 2)
+    assert "and training got no further than step 5: the user's error" in report["failReason"]
+    roots = [failure for failure in report["failures"] if failure["role"] == "root"]
+    assert [root["class"] for root in roots] == ["process", "user bug"]
+
+
+def test_which_rank_died_first_is_told_although_a_node_s_clock_is_an_hour_ahead(
+    tmp_path: Path, compiler: str
+) -> None:
+    source = Path(__file__).with_name("skewed_clock.c")
+    library = compile_c(compiler, source, tmp_path / "skewed.so", "-shared", "-fPIC", "-ldl")
+    with Job(tmp_path, nnodes="2", nproc=1, flags=NO_CHECKS) as job:
+        training = Training(job)
+        first = training.start("a")
+        first.wait_output("run directory")
+        env = {"LD_PRELOAD": str(library), "SKEW_S": "3600"}
+        second = job.start(training.script, str(tmp_path / "done"), worker="b", env=env)
+        job.wait_phase("RunCommand", 1)
+        job.wait_ranks(2, restart_count=0)
+        ranks = {launch.worker: job.ranks(launch) for launch in (first, second)}
+        # Its agent is slow to tell, so the report of the one that dies later comes first.
+        second.process.send_signal(signal.SIGSTOP)
+        os.kill(next(iter(ranks["b"].values())).pid, signal.SIGKILL)
+        time.sleep(0.5)
+        os.kill(next(iter(ranks["a"].values())).pid, signal.SIGKILL)
+        job.wait_phase("Troubleshooting")
+        second.process.send_signal(signal.SIGCONT)
+        job.wait_phase("RunCommand", 2)
+        training.end(first, second)
+        ((_, detail),) = verdicts(job)
+        report = job.report()
+    (root,) = [failure for failure in report["failures"] if failure["role"] == "root"]
+    (other,) = [failure for failure in report["failures"] if failure["role"] == "consequence"]
+    assert (root["worker"], other["worker"]) == ("a", "b")
+    assert 3590 < other["time"] - root["time"] < 3601, "by the nodes' own clocks b's was an hour later"
+    (died,) = re.findall(r"rank \d of b died first, (\S+) to (\S+) s before rank \d of a", detail)
+    assert 0.2 < float(died[0]) <= float(died[1]) < 5
+    assert "though a's report came first" in detail
+
+
+# Steps are only counted here. The first time it gets to the fifth; what comes after begins somewhere else.
+RESUMES = """
+import os, torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+for step in range(1, 9):
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    if step == (5, 3, 3, 9)[life]:
+        raise RuntimeError(f"sample {step} can't be used")
+"""
+
+
+@pytest.mark.full
+def test_counted_steps_tell_of_no_progress_only_when_the_count_is_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "resumes.py"
+    script.write_text(RESUMES)
+    with Job(tmp_path, max_restarts=5, flags=(*NO_CHECKS, "--aegis-fail-fast")) as job:
+        launch = job.start(script)
+        assert launch.wait() == 1
+        report = job.report()
+    roots = [failure for failure in report["failures"] if failure["role"] == "root"]
+    assert [root["class"] for root in roots] == ["process", "process", "user bug"]
+    assert "whether training got further in between is unknown" in roots[1]["reason"]
+    assert job.status()["recoverCount"] == 3

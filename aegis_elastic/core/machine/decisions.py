@@ -117,6 +117,7 @@ def decide_error(s: Status, now: float) -> Transition:
     count = accounting.recover_count((pod.retries for pod in charged), limit)
     # Progress that nobody knows is neither: only one that is known not to have grown says "again".
     again = s.last_root == s.root and 0 <= s.highest_step <= s.last_step
+    again = again and recovery.POSITION_CLUE not in s.clues
     level = s.last_level if again else 0
     entered = enter_troubleshooting(
         s, now, f"{s.root} failed: counted", "error", pods=charged, recover_count=count, charged=True,
