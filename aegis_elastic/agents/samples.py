@@ -16,7 +16,7 @@ from aegis_elastic.core.watch import RankSample, Sample
 logger = logging.getLogger(__name__)
 
 RESCAN_SAMPLES = 10
-_NONE = Traffic(0, 0, 0.0)
+_NONE = Traffic(0, 0, 0.0, 0)
 
 
 class Sampler:
@@ -54,7 +54,8 @@ class Sampler:
                 continue
             moved = traffic.get(rank, _NONE)
             mean, memory = _of_cards(cards.get(rank, []))
-            found.append(RankSample(rank, local, *usage, mean, memory, *moved))
+            sent, received, busy_s, queued = moved
+            found.append(RankSample(rank, local, *usage, mean, memory, sent, received, busy_s, queued))
         before, self._node = self._node, self._node_reader.read()
         return Sample(
             time=time.time(),
@@ -100,6 +101,7 @@ class Sampler:
                     sum_so_far.sent_bytes + now.sent_bytes - before.sent_bytes,
                     sum_so_far.received_bytes + now.received_bytes - before.received_bytes,
                     sum_so_far.busy_s + max(now.busy_s - before.busy_s, 0.0),
+                    sum_so_far.queued_bytes + now.queued_bytes,
                 )
         self._traffic = newest
         return moved

@@ -32,11 +32,14 @@ _MICRO = 1e-6
 
 
 class Traffic(NamedTuple):
-    """One connection so far. `busy_s`: how long it had something to send and the receiver took it."""
+    """One connection so far. `busy_s`: how long it had something to send and the receiver took it;
+    `queued_bytes`: what is to be sent, or to be acknowledged, at this moment.
+    """
 
     sent_bytes: int
     received_bytes: int
     busy_s: float
+    queued_bytes: int
 
 
 class Connections:
@@ -82,12 +85,12 @@ def _take(data: bytes, start: int, end: int, found: dict[tuple[int, int], Traffi
     if source == target or _is_loopback(data[start], target):
         return
     (cookie,) = struct.unpack_from("=Q", data, start + 44)
-    (inode,) = struct.unpack_from("=I", data, start + 68)
+    queued, _, inode = struct.unpack_from("=III", data, start + 60)
     offset = start + _SOCKET_BYTES
     while offset + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
         if kind == _INFO:
-            traffic = _traffic(data[offset + _ATTRIBUTE.size : offset + length])
+            traffic = _traffic(data[offset + _ATTRIBUTE.size : offset + length], queued)
             if traffic is not None:
                 found[inode, cookie] = traffic
             return
@@ -101,10 +104,10 @@ def _is_loopback(family: int, address: bytes) -> bool:
     return address[12] == 127 if mapped else address == b"\0" * 15 + b"\1"
 
 
-def _traffic(info: bytes) -> Traffic | None:
+def _traffic(info: bytes, queued: int) -> Traffic | None:
     """Out of tcp_info, which only ever grows at its end; None from a kernel before 4.10."""
     if len(info) < 184:
         return None
     sent, received = struct.unpack_from("=QQ", info, 120)
     busy, held_up = struct.unpack_from("=QQ", info, 168)
-    return Traffic(sent, received, max(busy - held_up, 0) * _MICRO)
+    return Traffic(sent, received, max(busy - held_up, 0) * _MICRO, queued)

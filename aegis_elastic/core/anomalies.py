@@ -246,10 +246,13 @@ class Drop:
     """Bandwidth that drops: bytes delivered for each second in which there was something to send.
 
     That quotient doesn't fall when the training sends less (evaluation, a slower step, a peer that computes),
-    but it does when the link gives less. Windows in which next to nothing was being sent say nothing.
+    but it does when the link gives less. A window says something if much was sent in it, or if much wanted to
+    be sent all the time: of small messages it would tell how long their acknowledgements took.
     """
 
     _BUSY_SHARE = 0.05
+    _BYTES_MIN = _MIB  # in a window
+    _QUEUED_MIN = 1 << 16  # a queue that long is no small message
     _KEPT = 60
     _BELOW_POOR = 0.7  # of the poorest tenth of what is healthy
     _CLEAR = 1.5  # times the drop's share: what has recovered by half is over
@@ -261,29 +264,36 @@ class Drop:
 
     def begin(self) -> None:
         """A new incarnation has new connections over the same links: what was learned stays."""
-        self._bytes = self._busy_s = self._window_s = 0.0
-        self._samples = 0
+        self._clear()
         self._low = 0
         self.fired = False
 
-    def look(self, sent_bytes: float, busy_s: float, took_s: float) -> Fired | None:
-        """The next sample: since the last one. Returns what is wrong, once."""
+    def _clear(self) -> None:
+        self._bytes = self._busy_s = self._window_s = 0.0
+        self._samples = self._full = 0
+
+    def look(self, sent_bytes: float, busy_s: float, queued_bytes: float, took_s: float) -> Fired | None:
+        """The next sample: since the last one, and what waits to be sent now. Returns what is wrong, once."""
         self._bytes += sent_bytes
         self._busy_s += busy_s
         self._window_s += took_s
+        self._full += queued_bytes >= self._QUEUED_MIN
         self._samples += 1
         if self._samples < self._rules.drop_window:
             return None
         rate = self._bytes / self._busy_s if self._busy_s else 0.0
-        judged = self._busy_s >= self._BUSY_SHARE * self._window_s
-        self._bytes = self._busy_s = self._window_s = 0.0
-        self._samples = 0
+        much = self._bytes >= self._BYTES_MIN
+        judged = self._busy_s >= self._BUSY_SHARE * self._window_s and (
+            much or 2 * self._full >= self._samples
+        )
+        self._clear()
+        if judged and len(self._healthy) < self._rules.drop_warm_up:
+            if much:
+                self._healthy.append(rate)
+            return None
         return self._judge(rate) if judged else None
 
     def _judge(self, rate: float) -> Fired | None:
-        if len(self._healthy) < self._rules.drop_warm_up:
-            self._healthy.append(rate)
-            return None
         usual, poor = statistics.median(self._healthy), sorted(self._healthy)[len(self._healthy) // 10]
         threshold = min(self._rules.drop_share * usual, self._BELOW_POOR * poor)
         if rate >= (self._CLEAR if self.fired else 1.0) * threshold:

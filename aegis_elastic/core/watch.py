@@ -33,7 +33,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     """One rank with its descendants since the last sample. `gpu`: 0 to 1, mean of its cards; None without.
 
     `sent_bytes`, `received_bytes`, `busy_s`: of its TCP connections to other hosts; `busy_s` is how long they
-    had something to send that the receiver would take.
+    had something to send that the receiver would take, `queued_bytes` what waits at the moment of the sample.
     """
 
     rank: int
@@ -46,6 +46,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
     sent_bytes: int = 0
     received_bytes: int = 0
     busy_s: float = 0.0
+    queued_bytes: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -151,7 +152,10 @@ class RankRules:
         found = [
             (CPU_IDLE, self._cpu[local].look(rank.cpu_s / sample.took_s)),
             (MEMORY_GROWS, self._growth[local].look(rank.memory_bytes, sample.available_bytes, sample.at_s)),
-            (NETWORK_DROPS, self._drop[local].look(rank.sent_bytes, rank.busy_s, sample.took_s)),
+            (
+                NETWORK_DROPS,
+                self._drop[local].look(rank.sent_bytes, rank.busy_s, rank.queued_bytes, sample.took_s),
+            ),
         ]
         if rank.gpu is not None:
             found.append((GPU_IDLE, self._gpu[local].look(rank.gpu)))

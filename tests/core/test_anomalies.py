@@ -29,10 +29,12 @@ def growth(
     return [(second, fired) for second, fired in said if fired is not None]
 
 
-def drop(rates: Iterable[float], busy: float = 0.3, rule: Drop | None = None) -> list[Fired]:
+def drop(
+    rates: Iterable[float], busy: float = 0.3, queued: float = 0.0, rule: Drop | None = None
+) -> list[Fired]:
     """Bytes a second while sending, one value a sample."""
     rule = rule or Drop(RULES)
-    said = [rule.look(rate * busy, busy, 1.0) for rate in rates]
+    said = [rule.look(rate * busy, busy, queued, 1.0) for rate in rates]
     return [fired for fired in said if fired is not None]
 
 
@@ -161,7 +163,16 @@ def test_a_link_that_gives_a_tenth_is_named_once() -> None:
 
 
 def test_a_link_that_gives_nothing_is_named() -> None:
-    assert len(drop([1e9] * 300 + [0.0] * 100)) == 1
+    rule = Drop(RULES)
+    assert drop([1e9] * 300, rule=rule) == []
+    assert len(drop([0.0] * 100, busy=1.0, queued=1e6, rule=rule)) == 1
+
+
+def test_small_messages_that_wait_for_their_acknowledgements_are_no_slow_link() -> None:
+    rule = Drop(RULES)
+    assert drop([1e9] * 300, rule=rule) == []
+    assert drop([2000.0] * 300, busy=0.4, queued=500.0, rule=rule) == []
+    assert drop([2000.0] * 900, busy=0.4, queued=500.0) == [], "nor is anything learned from them"
 
 
 def test_who_sends_less_has_no_slower_link() -> None:
