@@ -153,6 +153,7 @@ def test_a_broken_node_whose_time_is_over_is_on_probation(
     agent(plane, "n1").run()
 
 
+@pytest.mark.full
 def test_a_store_that_is_away_stops_no_training_and_is_caught_up_with(
     hold: Hold, agent: MakeAgent, tmp_path: Path
 ) -> None:

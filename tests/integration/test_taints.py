@@ -6,13 +6,18 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aegis_elastic.testing.netns import Host, Net
-from tests.integration.harness import Job, Launch, wait_for
+from tests.checks.conftest import compiler as compiler
+from tests.checks.conftest import libraries as libraries
+from tests.integration.harness import Job, Launch, hosts, wait_for
 from tests.integration.planes import write_worker
+from tests.integration.test_faulty_nodes import HEALTHY, NODES, Cluster
+from tests.integration.test_two_nodes import Training
 
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off", "--aegis-isolate-exit-code", "67")
 CTL = [str(Path(sys.executable).parent / "aegisctl")]
@@ -114,3 +119,39 @@ def _was_broken(shared: Path, node: str) -> None:
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", script, str(shared), node], check=True, timeout=60)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_what_one_job_finds_broken_no_other_uses_until_somebody_says_so(
+    tmp_path: Path, libraries: Path, unmet: Callable[[str], None]
+) -> None:
+    listed, shared = tmp_path / "listed", tmp_path / "shared"
+    shared.mkdir()
+    flags = ["--aegis-bootcheck", "env", "--aegis-troubleshoot", "off", "--aegis-gpus-per-node", "8"]
+    flags += ["--aegis-isolate-exit-code", "67", "--aegis-state-dir", str(shared)]
+    flags += ["--aegis-isolation", f"file:{listed}"]
+    with hosts(NODES, tmp_path, unmet) as net:
+        address = net.hosts[0].address
+        with Job(tmp_path / "one", "one", nnodes="2", endpoint=f"{address}:29400", flags=flags) as job:
+            cluster = Cluster(net, job, tmp_path, libraries)
+            cluster.say("b", "* count 7\n")
+            first, broken = cluster.start("a"), cluster.start("b")
+            assert broken.wait() == 67
+            third = cluster.start("c")
+            job.wait_phase("RunCommand", 1)
+            wait_for(lambda: listed.exists() and listed.read_text().startswith("b # aegis: "), "isolation")
+            cluster.training.end(first, third)
+            (node,) = job.report()["errorNodes"]
+            assert (node["nodeName"], node["kind"], node["job"]) == ("b", "hardware", "one")
+        with Job(tmp_path / "two", "two", nnodes="2", endpoint=f"{address}:29500", flags=flags) as job:
+            cluster.training = Training(job)
+            cluster.say("b", HEALTHY)  # repaired, but nobody has said so
+            first, broken = cluster.start("a"), cluster.start("b")
+            assert broken.wait() == 67
+            assert "node b is not to be used: gpu.missing (says default/one/1)" in broken.output
+            assert job.ctl("untaint", "b").returncode == 0
+            wait_for(lambda: listed.read_text() == "", "end of the isolation")
+            second = cluster.start("b")
+            job.wait_phase("RunCommand", 1)
+            cluster.training.end(first, second)

@@ -70,7 +70,10 @@ def test_failure_is_1_or_the_root_causes_own(
         assert job.ctl("status").returncode == 1
 
 
-@pytest.mark.parametrize(("flags", "code"), [((), 1), (("--aegis-isolate-exit-code", "67"), 67)])
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [pytest.param((), 1, marks=pytest.mark.full), (("--aegis-isolate-exit-code", "67"), 67)],
+)
 def test_a_refused_node_is_1_or_what_the_flag_says(
     flags: tuple[str, ...], code: int, job_of: Callable[..., Job], tmp_path: Path
 ) -> None:
