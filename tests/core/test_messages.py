@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +69,13 @@ def test_what_is_sent_arrives(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
+def test_what_watchers_say_arrives_as_they_wrote_it() -> None:
+    facts = msgspec.Raw(b'{"any": [1, null]}')
+    arrived = decode(encode(report(ReportData(watched={"pace": facts})))).data
+    assert isinstance(arrived, ReportData)
+    assert {name: bytes(raw) for name, raw in arrived.watched.items()} == {"pace": bytes(facts)}
+
+
 def test_the_names_on_the_wire_are_the_specifications() -> None:
     wire = json.loads(encode(report(ReportData(state="running"))))
     assert set(wire) == {
@@ -101,6 +109,9 @@ def test_an_order_holds_an_order_and_a_report_a_report() -> None:
         ({"data": {"timings_s": {"stop_s": -1.0}}}, "stop_s is -1.0"),
         ({"data": {"independent": [{"worker": "w", "incarnation": -2, "reason": ""}]}}, "incarnation is -2"),
         ({"data": {"failures": [{"rank": -1, "localRank": 0, "time": 1.0}]}}, "rank is -1"),
+        ({"data": {"watched": {str(n): 1 for n in range(17)}}}, "17 watchers, at most 16"),
+        ({"data": {"watched": {"pace": "x" * 40_000}}}, "facts of 'pace' have 40002 bytes"),
+        ({"data": {"watched": [1]}}, "Expected `object`"),
         ({"data": []}, "Expected `object`"),
     ],
 )
