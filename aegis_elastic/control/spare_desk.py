@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 
 from aegis_elastic.control.desks import Decided
-from aegis_elastic.core.events import Event, Fit
+from aegis_elastic.core.events import Event, Fit, Noted
 from aegis_elastic.core.messages import Message, ReportData
-from aegis_elastic.core.model import Status
+from aegis_elastic.core.model import PodInfo, Status
 
 logger = logging.getLogger(__name__)
+
+UNFIT = "spare.unfit"
 
 
 class FitnessFacts(msgspec.Struct, frozen=True):
@@ -33,12 +36,14 @@ class SpareDesk:
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
         self._told: dict[str, bytes] = {}
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, PodInfo] = {}
 
     def heard(self, message: Message, now_s: float) -> None:
         """Tell `step` when a spare's checks have ended."""
         data = message.data
-        if not isinstance(data, ReportData) or self._waiting.get(message.uid) != message.pod_name:
+        if not isinstance(data, ReportData) or message.uid not in self._waiting:
+            return
+        if self._waiting[message.uid].name != message.pod_name:
             return
         facts = bytes(data.watched.get("fitness", b""))
         if not facts or self._told.get(message.uid) == facts:
@@ -50,10 +55,14 @@ class SpareDesk:
             logger.warning("%s says of its fitness what can't be read: %s", message.pod_name, error)
             return
         self._feed(Fit(message.pod_name, message.uid, found.fit, found.reason))
+        if not found.fit:
+            # For `step` it is what it was before; people want to know that nobody can take a place.
+            node = self._waiting[message.uid].node_name
+            self._feed(Noted(message.pod_name, node, UNFIT, found.reason, time.time()))
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """Know who waits; one that waits again, after a seat, is checked again and heard again."""
-        self._waiting = {spare.uid: spare.name for spare in status.spares}
+        self._waiting = {spare.uid: spare for spare in status.spares}
         self._told = {uid: facts for uid, facts in self._told.items() if uid in self._waiting}
 
     def due_s(self) -> float:

@@ -15,7 +15,7 @@ from aegis_elastic.agents.fitness import SPARE_CHECKS, Fitness
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.requests import CheckSettings
 from aegis_elastic.control.spare_desk import SpareDesk
-from aegis_elastic.core.events import Event, Fit, Join
+from aegis_elastic.core.events import Event, Fit, Join, Noted
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.messages import Message, MessageType, ReportData, WirePhase
 from aegis_elastic.core.model import JobSpec
@@ -119,4 +119,6 @@ def test_the_desk_tells_of_waiting_spares_only_and_once() -> None:
     report("c", {"fit": True}, uid="another life")
     assert fed == [Fit("c", "uid-c", True)]
     report("c", {"fit": False, "reason": "its disk is full"})
-    assert fed[1:] == [Fit("c", "uid-c", False, "its disk is full")]
+    assert fed[1] == Fit("c", "uid-c", False, "its disk is full")
+    assert isinstance(fed[2], Noted)
+    assert (fed[2].code, fed[2].node_name, fed[2].detail) == ("spare.unfit", "node-c", "its disk is full")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from aegis_elastic.core.events import Noted, Saved
+from aegis_elastic.core.events import Noted, Page, Saved
 from aegis_elastic.testing.netns import Net
 from tests.integration.frameworks import HF_TRAINER, LIGHTNING, python_with_frameworks
 from tests.integration.harness import Job, Launch, hosts
@@ -20,13 +20,14 @@ FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 class Eviction:
     """Two nodes that train and one that waits, each on a host of its own."""
 
-    def __init__(self, job: Job, net: Net, script: Path, *args: str) -> None:
+    def __init__(
+        self, job: Job, net: Net, script: Path, *args: str, flags: Sequence[Sequence[str]] = ((), (), ())
+    ) -> None:
         self.job = job
         self.launches: list[Launch] = []
-        for host in net.hosts:
-            self.launches.append(
-                job.start(script, *args, host=host, env={"PYTHONPATH": str(STANDIN.parents[2])})
-            )
+        for host, own in zip(net.hosts, flags, strict=False):
+            env = {"PYTHONPATH": str(STANDIN.parents[2])}
+            self.launches.append(job.start(script, *args, host=host, flags=own, env=env))
             if len(self.launches) == 2:
                 job.wait_phase("RunCommand", 1)
 
@@ -129,3 +130,32 @@ def test_a_slow_node_leaves_at_the_next_checkpoint_of_a_real_framework(
             before, after = steps_of(tmp_path, rank).values()
             assert after == list(range(saved.step + 1, 13)), "on from that very checkpoint"
             assert 0 <= before[-1] - saved.step <= 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("spare", ["none", "unfit"])
+def test_a_slow_node_that_nobody_can_replace_stays(
+    tmp_path: Path, unmet: Callable[[str], None], spare: str
+) -> None:
+    """No suicide: without a spare that passed its checks the mark stays, training goes on; one alert."""
+    (tmp_path / "file").touch()
+    with (
+        hosts(3 if spare == "unfit" else 2, tmp_path, unmet) as net,
+        Job(tmp_path, nnodes="2", endpoint=f"{net.hosts[0].address}:29400", flags=FLAGS) as job,
+    ):
+        flags = ((), (), ("--aegis-bootcheck", "env", "--aegis-check-path", f"log={tmp_path}/file/x"))
+        eviction = Eviction(job, net, STANDIN, "--save", "ckpt", "--load", "ckpt", flags=flags)
+        if spare == "unfit":
+            job.wait(lambda view: "file/x" in eviction.told("spare.unfit"), "the spare's checks")
+        pids = {rank: process.pid for rank, process in job.wait_ranks(2).items()}
+        assert job.ctl("evict", eviction.launches[1].worker).returncode == 0
+        job.wait(lambda view: "evict" in eviction.names(), "the decision")
+        at = eviction.names().index("evict")
+        job.wait(lambda view: eviction.names()[at:].count("saved") >= 2, "two more checkpoints")
+        assert {rank: process.pid for rank, process in job.ranks().items()} == pids
+        assert eviction.names().count("evict") == 1
+        decided = job.journal()[at]
+        assert [effect.key for effect in decided.effects if isinstance(effect, Page)] == ["evict.node1"]
+        assert "no checked spare waits" in decided.reason
+        (tmp_path / "ckpt.done").touch()
+        assert [launch.wait() for launch in eviction.launches[:2]] == [0, 0]
