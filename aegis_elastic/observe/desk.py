@@ -47,12 +47,16 @@ class MetricsDesk:
 
     def followed(self, status: Status, done: Sequence[tuple[Event, Transition]]) -> None:
         """Count these; at the first call, with none, all that the journal tells."""
-        if self._earlier is not None:
-            self._recall(self._earlier)
-            self._earlier = None
-        at = self._now()
-        for event, made in done:
-            self._metrics.follow(event, made, at)
+        try:
+            if self._earlier is not None:
+                self._recall(self._earlier)
+                self._earlier = None
+            at = self._now()
+            for event, made in done:
+                self._metrics.follow(event, made, at)
+        except Exception:  # we are put aside for it, and old numbers must not pass for new ones
+            self._endpoint.stop()
+            raise
 
     def due_s(self) -> float:
         """Never: whoever reads asks."""

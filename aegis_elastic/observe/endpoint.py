@@ -36,11 +36,14 @@ class Endpoint:
         bound = self._server.sockets[0].getsockname()[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{bound}{PATH}"
 
+    def stop(self) -> None:
+        """Stop listening at once."""
+        if self._server is not None:
+            self._server.close()
+
     async def close(self) -> None:
         """Stop listening, and hang up on whoever asks."""
-        if self._server is None:
-            return
-        self._server.close()
+        self.stop()
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)

@@ -250,3 +250,17 @@ def test_a_worker_that_makes_up_names_makes_no_series_without_end() -> None:
     }
     assert len(found) == 101
     assert found["other"] == 50
+
+
+def test_a_desk_that_breaks_serves_no_old_numbers_and_costs_itself_only() -> None:
+    async def scenario() -> None:
+        served, desks = desk(Run().lines, 10.0), Desks()
+        url = await served.open("127.0.0.1", 0)
+        desks.add(served)
+        desks.followed(Run().status, (("no event", "no transition"),))  # type: ignore[arg-type]
+        assert set(desks.broken) == {"MetricsDesk"}
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
+        await desks.close()
+
+    asyncio.run(scenario())
