@@ -38,6 +38,8 @@ LOAD_PATIENCE_S = 5.0
 LOOK_PATIENCE_S = 2.0
 RETRY_S, RETRY_S_MAX = 1.0, 30.0
 CLOSE_PATIENCE_S = 2.0
+# While the store is away notes wait in memory; they are worth less than that.
+NOTES_MAX = 1000
 # What watchers of ranks and nodes say of a node's health; other notes are about our own doings.
 ANOMALIES = ("cpu.", "gpu.", "memory.", "network.", "signature.")
 # Of these, the log lines that name hardware say something of the machine; the others of what ran on it.
@@ -86,6 +88,7 @@ class NodeDesk:
         self._due = math.inf
         self._began_s = time.monotonic()
         self._told = set[str]()
+        self._asked = set[tuple[str, NodeTaint]]()
 
     # ------------------------------------------------------------ as a desk
 
@@ -223,7 +226,10 @@ class NodeDesk:
         taint = nodes.condemned(record, now)
         ours = taint is not None and taint.job.rpartition("/")[0] == self._source.rpartition("/")[0]
         if taint is not None and ours and record.isolated is None:
-            self._isolations.ask(node, taint.reason)
+            # Once for each taint: what was refused or given up is a human's, and records change often.
+            if (node, taint) not in self._asked:
+                self._asked.add((node, taint))
+                self._isolations.ask(node, taint.reason)
         elif record.isolated is not None and nodes.judge(record, now).free:
             self._isolations.release(node)
 
@@ -274,7 +280,7 @@ class NodeDesk:
         kind = ANOMALY if event.code.startswith(OF_THE_MACHINE) else NOTICE
         incident = Incident(nodes.clip(event.code), kind, min(event.time, self._now()), self._source)
         known = self._records.get(event.node_name) or NodeRecord(event.node_name)
-        if nodes.happened(known, incident) is not known:
+        if nodes.happened(known, incident) is not known and self._writes.qsize() < NOTES_MAX:
             self._writes.put_nowait((event.node_name, lambda record: nodes.happened(record, incident)))
 
     async def _write(self) -> None:

@@ -142,6 +142,24 @@ def test_what_one_job_finds_out_keeps_the_node_from_others_and_from_its_schedule
     assert journal.replay(plane.journal()).ok
 
 
+@pytest.mark.full
+def test_a_scheduler_that_says_no_is_not_asked_again_by_every_knock(
+    hold: Hold, agent: MakeAgent, tmp_path: Path
+) -> None:
+    plane = hold(nodes=kept(tmp_path, isolation="command:false {node}"))
+    find_broken(agent(plane, "n1"))
+
+    def notes() -> list[tuple[str, str]]:
+        return [(e.event.code, e.event.detail) for e in plane.journal() if isinstance(e.event, Noted)]
+
+    wait_for(notes, "a failed call")
+    for _ in range(3):
+        assert "n1 is not to be used" in refusal(agent(plane, "n1"))
+    failed = [detail for code, detail in notes() if code == "isolation.failed"]
+    assert failed == ["false did not isolate n1: exit code 1"]
+    assert record(tmp_path, "n1").isolated is None
+
+
 def test_a_broken_node_whose_time_is_over_is_on_probation(
     hold: Hold, agent: MakeAgent, tmp_path: Path
 ) -> None:

@@ -104,7 +104,12 @@ class Isolations:
             return
         task = asyncio.get_running_loop().create_task(work, name=what)
         self._tasks[what] = task
-        task.add_done_callback(lambda _: self._tasks.pop(what, None))
+        task.add_done_callback(lambda _: self._ended(what, task))
+
+    def _ended(self, what: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(what, None)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("could not %s: %r", what, task.exception())
 
     async def _insist(self, node: str, reason: str) -> None:
         for attempt in range(1, TRIES_MAX + 1):
