@@ -63,6 +63,7 @@ def _models(mode: str) -> list[Job]:
         ]
     chosen = [one for one in known if mode == "full" or not one.slow]
     size = [Job(jobs.conformance, (3, 2, 2), 90)]
+    size += [Job(jobs.conformance, (2, 0, 1, (name,)), 10) for name in worlds.RARE]
     size += [Job(jobs.conformance, (4, 3, 2), 900)] if mode == "full" else []
     checks = [
         Job(jobs.model, (one,), 300 if one.slow else 60 if one.kind != "defect" else 10) for one in chosen

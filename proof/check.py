@@ -8,12 +8,14 @@ from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.facts import FACTS, stale_is_rejected
 from proof.invariants import INVARIANTS
+from proof.remedies import REMEDIES, REMEDY_INVARIANTS
 from proof.seats import SEATS
 from proof.steps import STEPS, decides
 from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (
-    "JobIsBorn", *INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected", *STEPS, *SEATS, *FACTS,
+    "JobIsBorn", *INVARIANTS, *REMEDY_INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected",
+    *STEPS, *SEATS, *FACTS, *REMEDIES,
 )  # fmt: skip
 # A fact decides nothing, which is a property itself (FactsDontDecide): what is asked of decisions then
 # holds of it, and needn't be asked again.
@@ -21,8 +23,9 @@ _OF_ALL = (
     "TerminalAbsorbing", "FactsDontDecide", "MasterSeqNumMonotonic", "EffectsCarryTheirTransition",
     "ReasonGiven",
 )  # fmt: skip
-_OF_DECISIONS = {**STEPS, **SEATS, **FACTS}
-_OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS}
+_OF_DECISIONS = {**STEPS, **SEATS, **FACTS, **REMEDIES}
+_OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS, **REMEDIES}
+_OF_STATES = {**INVARIANTS, **REMEDY_INVARIANTS}
 
 
 class Violation(NamedTuple):
@@ -34,7 +37,7 @@ class Violation(NamedTuple):
 
 def broken_state(machine: Machine, s: Status) -> str | None:
     """The first property that this status breaks, or None."""
-    for name, holds in INVARIANTS.items():
+    for name, holds in _OF_STATES.items():
         if not holds(s):
             return name
     return stale_is_rejected(machine, s)

@@ -34,7 +34,15 @@ _RULES = {
     "RuleError": "error",
     "RuleReady": "ready",
     "RuleAdvance": "advance",
+    "RuleRefund": "refund",
+    "RuleRelease": "release",
+    "RuleRenew": "renew",
 }
+
+
+# The model's variables, in the order of `worlds.shape`.
+_OF_JOB = ("phase", "quit", "recoverCount", "entries", "charged", "held", "renewed")
+_OF_WORKERS = ("inner", "finished", "retries", "restarted", "failed", "renew")
 
 
 class Net(NamedTuple):
@@ -62,14 +70,15 @@ def machine_net(world: World, machine: Machine = PRODUCTION) -> Net:
         (shapes[s], name if move.label == "Reconcile" else move.label, shapes[t])
         for s, out in graph.edges.items()
         for move, name, t in out
-        if t is not s
+        if shapes[t] != shapes[s]
     }
     return Net(frozenset(shapes.values()), frozenset(edges))
 
 
-def model_net(workers: int, max_retry: int, budget: int) -> Net:
+def model_net(workers: int, max_retry: int, budget: int, may: str = "{}") -> Net:
     """TLC's graph of `Phases.tla`. Raises what `tlc.run` raises."""
-    model = models.Model("", "Phases", "graph", models.phases_constants(workers, max_retry, budget))
+    constants = models.phases_constants(workers, max_retry, budget, may=may)
+    model = models.Model("", "Phases", "graph", constants)
     with tempfile.TemporaryDirectory(prefix="aegis-graph-") as folder:
         dump = Path(folder) / "graph.dot"
         tlc.run(model.module, model.config(), dump=dump)
@@ -94,10 +103,10 @@ def read_dump(path: Path) -> Net:
 
 def _shape(variables: dict[str, str]) -> Shape:
     workers = zip(
-        *(list(_values(variables[name])) for name in ("inner", "finished", "retries", "restarted", "failed")),
+        *(list(_values(variables[name])) for name in _OF_WORKERS),
         strict=True,
     )
-    head = (_value(variables[name].strip()) for name in ("phase", "quit", "recoverCount", "entries"))
+    head = (_value(variables[name].strip()) for name in _OF_JOB)
     return (*head, tuple(workers))
 
 

@@ -13,7 +13,7 @@ from aegis_elastic.core.events import Event
 from aegis_elastic.core.machine import Rule, Transition
 from aegis_elastic.core.model import JobSpec, Status
 from proof import worlds
-from proof.worlds import EXPIRED, NOW, Move, World
+from proof.worlds import EXPIRED, LONG_AGO, NOW, Move, World
 
 
 class Machine(NamedTuple):
@@ -102,6 +102,8 @@ def _never() -> Event:
 
 def take(machine: Machine, s: Status, move: Move) -> Transition:
     """One move: time passing is the environment's, everything else is a step."""
+    if move.label == "TrainsOn":
+        return Transition(msgspec.structs.replace(s, saved_at=LONG_AGO), (), "training goes on", "time")
     if move.event is None:
         return Transition(msgspec.structs.replace(s, deadline=EXPIRED), (), "time passes", "time")
     return machine.step(s, move.event, NOW)

@@ -18,7 +18,8 @@ def _pod(e: Edge) -> tuple[PodInfo | None, PodInfo | None]:
 
 def _others_untouched(e: Edge) -> bool:
     """A fact concerns the worker that it tells of."""
-    if e.move.label in ("Reconcile", "LostTogether", "Expire") or e.move.label.startswith("Independent"):
+    all_of_them = ("Reconcile", "LostTogether", "Expire", "Saved")
+    if e.move.label in all_of_them or e.move.label.startswith("Independent"):
         return True
     a, b = e.before, e.transition.status
     return [p for p in a.pods if p.name != e.move.worker] == [p for p in b.pods if p.name != e.move.worker]

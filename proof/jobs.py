@@ -85,6 +85,9 @@ def wanted_witnesses() -> frozenset[str]:
     moves = (
         "Reconcile", "Quit", "Expire", "LostTogether", "Restart", "Lost", "Join", "Independent",
         "IndependentEnd", "Finish", "Error", "Offer", "FinishFaulty", "FinishBad", "FinishSlow",
+        "FinishBroken", "FinishBrokenIo", "Mark slow", "Mark hung", "Unmark slow", "Unmark hung", "Act",
+        "Evict", "Fit", "Saved", "SavedAgain", "SavedLower", "TrainsOn", "Progress", "ProgressAgain", "Hold",
+        "Release", "HoldOver", "Taint", "Untaint",
     )  # fmt: skip
     return frozenset(wanted) | frozenset(moves) | {"shrink", "independent"}
 
@@ -124,6 +127,7 @@ def model(config: Model, workers: int = 1) -> Row:
         )
         return _model_row(config, found, said, found.violated == "Unreached" and not missing)
     idle = {action for action, times in found.actions.items() if not times} - models.ONLY_DEFECTS
+    idle -= models.RARE if config.constants.get("May") == "{}" else frozenset()
     count = len(config.invariants) + len(config.properties)
     said = found.violated or (
         f"never taken: {', '.join(sorted(idle))}" if idle else f"{count} properties hold"
@@ -138,20 +142,21 @@ def _model_row(config: Model, found: tlc.Result, said: str, ok: bool) -> Row:
     )
 
 
-def conformance(workers: int, max_retry: int, budget: int) -> Row:
+def conformance(workers: int, max_retry: int, budget: int, rare: tuple[str, ...] = ()) -> Row:
     """The model's graph and the machine's are the same sets of states and of labelled edges."""
     begun = time.monotonic()
-    theirs = conform.model_net(workers, max_retry, budget)
-    ours = conform.machine_net(worlds.phases(workers, max_retry, budget))
+    theirs = conform.model_net(workers, max_retry, budget, models.may(*rare))
+    ours = conform.machine_net(worlds.phases(workers, max_retry, budget, rare))
     difference = conform.compare(theirs, ours)
     said = f"TLC {len(theirs.states)}/{len(theirs.edges)} = step {len(ours.states)}/{len(ours.edges)}"
     detail = ""
     if difference:
         said = f"{len(difference.only_model)} only in TLC, {len(difference.only_machine)} only in step"
         detail = "\n".join(str(item) for side in difference for item in side[:4])
+    name = " ".join([f"Phases.tla and step, {workers}/{max_retry}", *rare])
     return Row(
-        f"Phases.tla and step, {workers}/{max_retry}", "equality", len(ours.states), len(ours.edges),
-        time.monotonic() - begun, said, not difference, detail=detail,
+        name, "equality", len(ours.states), len(ours.edges), time.monotonic() - begun, said, not difference,
+        detail=detail,
     )  # fmt: skip
 
 

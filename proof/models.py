@@ -46,11 +46,12 @@ def _with(defect: str) -> str:
 PHASES_INVARIANTS = (
     "ValidPhase", "ValidInnerPhase", "RecoverCountBound", "RetriesBound", "PhaseConsistency", "MaxAgrees",
     "Aligned", "NeverRunsExceeded", "FailedHasReason", "QuitIsNotExhaustion", "RecoveryBounded",
-    "OneErrorPerIncarnation", "SuccessIsEarned", "ReadyWhenMissingAreBack",
+    "OneErrorPerIncarnation", "SuccessIsEarned", "ReadyWhenMissingAreBack", "NothingPendingWhileRunning",
 )  # fmt: skip
 PHASES_STEPS = (
     "TerminalAbsorbing", "CountOnlyInRun", "OneBump", "FailureIsCounted", "ExceededIsFinal",
-    "FailedAfterDiagnosis", "BootBeforeRun", "DoneIsNotMissed",
+    "FailedAfterDiagnosis", "BootBeforeRun", "DoneIsNotMissed", "RefundOnce", "RefundEnds", "HeldWaits",
+    "RenewOnce",
 )  # fmt: skip
 PHASES_LIVENESS = ("RecoveryEnds", "JobEnds", "NoLostFailure", "QuitIsObeyed", "ExceededEnds", "BootEnds")
 
@@ -74,17 +75,38 @@ PHASES_DEFECTS: dict[str, str] = {
     "doneIsMissed": "DoneIsNotMissed",
     "lossOverlooked": "SuccessIsEarned",
 }
+# The same of what is rarer: holds and refunds, level 2, retries earned back.
+PHASES_RARE_DEFECTS: dict[str, str] = {
+    "refundsTwice": "RefundEnds",
+    "refundsTheDead": "TerminalAbsorbing",
+    "heldGoesOn": "HeldWaits",
+    "holdsForEver": "RecoveryEnds",
+    "renewsTwice": "RenewOnce",
+}
+ALL_RARE = ("hold", "renew", "earn")
+# Their actions, which can't be taken where none of them can happen.
+RARE = frozenset({"Hold", "Release", "Saved", "FinishBroken", "RuleRefund", "RuleRelease", "RuleRenew"})
 PHASES_WITNESSES = frozenset(
     {
         "Pending", "BootChecking", "RunCommand", "Restarting", "Troubleshooting", "Succeed", "Failed by quit",
         "Failed by the limit", "Failed by the budget", "Succeed with every retry used",
         "several lost at once", "lost while booting", "lost while recovering", "an Error",
+        "a charge given back", "released, and checked again", "a clean process on its way",
+        "level 2 did not help",
     }
 )  # fmt: skip
 
 
-def phases_constants(workers: int, max_retry: int, budget: int = 2, defect: str = "") -> dict[str, str]:
+def may(*rare: str) -> str:
+    """The constant of `Phases.tla` that lets these things happen."""
+    return "{" + ", ".join(f'"{name}"' for name in rare) + "}"
+
+
+def phases_constants(
+    workers: int, max_retry: int, budget: int = 2, defect: str = "", may: str = "{}"
+) -> dict[str, str]:
     return {
+        "May": may,
         "Workers": _set("w", workers),
         "MaxRetry": str(max_retry),
         "Budget": str(budget),
@@ -111,13 +133,30 @@ PHASES: tuple[Model, ...] = (
     Model("Phases 3/2", "Phases", "safety", phases_constants(3, 2), PHASES_INVARIANTS, PHASES_STEPS),
     Model("Phases 2/1", "Phases", "liveness", phases_constants(2, 1), (), PHASES_LIVENESS),
     Model("Phases 3/1", "Phases", "liveness", phases_constants(3, 1), (), PHASES_LIVENESS, slow=True),
-    Model("Phases 3/1", "Phases", "witness", phases_constants(3, 1), ("Reached", "Unreached")),
+    Model(
+        "Phases 2/1, all that may be", "Phases", "safety", phases_constants(2, 1, may=may(*ALL_RARE)),
+        PHASES_INVARIANTS, PHASES_STEPS,
+    ),
+    Model(
+        "Phases 2/0 with holds", "Phases", "liveness", phases_constants(2, 0, may=may("hold")), (),
+        PHASES_LIVENESS,
+    ),
+    Model(
+        "Phases 2/1", "Phases", "witness", phases_constants(2, 1, may=may(*ALL_RARE)),
+        ("Reached", "Unreached"),
+    ),
     Model("Phases 4/3", "Phases", "safety", phases_constants(4, 3), PHASES_INVARIANTS, PHASES_STEPS),
     *(
         _defect("Phases", phases_constants(2, 2, 2, name), name, by, frozenset(PHASES_INVARIANTS))
         for name, by in PHASES_DEFECTS.items()
     ),
-)
+    *(
+        _defect(
+            "Phases", phases_constants(2, 1, 2, name, may(*ALL_RARE)), name, by, frozenset(PHASES_INVARIANTS)
+        )
+        for name, by in PHASES_RARE_DEFECTS.items()
+    ),
+)  # fmt: skip
 
 
 MESSAGES_INVARIANTS = (

@@ -26,8 +26,11 @@ SOURCES: dict[str, Path] = {
     "accounting": _CORE / "accounting.py",
     "machine.change": _CORE / "machine" / "change.py",
     "machine.guards": _CORE / "machine" / "guards.py",
+    "machine.requeue": _CORE / "machine" / "requeue.py",
+    "machine.node_facts": _CORE / "machine" / "node_facts.py",
     "machine.facts": _CORE / "machine" / "facts.py",
     "machine.decisions": _CORE / "machine" / "decisions.py",
+    "machine.remedies": _CORE / "machine" / "remedies.py",
     "machine": _CORE / "machine" / "__init__.py",
 }
 _PACKAGE = "aegis_mutant"
@@ -322,7 +325,7 @@ def _load(source: str, code: types.CodeType) -> None:
     if source == "machine":
         # Its parts were loaded first, as its submodules.
         module.__path__ = []
-        for part in ("change", "guards", "facts", "decisions"):
+        for part in (source.partition(".")[2] for source in SOURCES if "." in source):
             setattr(module, part, sys.modules[f"{name}.{part}"])
     elif "." in source and f"{_PACKAGE}.machine" not in sys.modules:
         parent = types.ModuleType(f"{_PACKAGE}.machine")

@@ -6,17 +6,21 @@ from aegis_elastic.core.events import Dismiss, RecordErrorNode
 from aegis_elastic.core.model import BOOTING, TERMINAL, Phase, Status
 from proof.explore import Edge
 from proof.invariants import exceeded
-from proof.steps import CHECKED, StepProperty, entered, lost, turn
+from proof.steps import CHECKED, StepProperty, awaited, entered, lost, turn
 from proof.worlds import NOW, protected
+
+# What enters Restarting, anew or again.
+ENTRIES = ("lost", "leave", "seat", "evict", "renew")
 
 
 def _nodes_banished(e: Edge) -> bool:
     """A node leaves by a failing check alone; it is recorded, and its agent is told, in the same step."""
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile":
-        return a.error_nodes == b.error_nodes
+        return e.move.label in ("Taint", "Untaint") or a.error_nodes == b.error_nodes
     leaves = e.transition.name in ("leave", "exceeded")
-    bad = _bad_nodes(a) if leaves else []
+    bad = _bad_nodes(a) if leaves else evicted(e)
+    kinds = {"slow", "hang"} if evicted(e) else {"hardware"}
     recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
     told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
     new = b.error_nodes[len(a.error_nodes) :]
@@ -24,8 +28,15 @@ def _nodes_banished(e: Edge) -> bool:
         recorded == bad == [n.node_name for n in new]
         and told == [(p.name, p.uid) for p in (*a.pods, *a.spares) if p.node_name in bad]
         and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
-        and all(n.time == NOW and n.kind == "hardware" and n.reason for n in new)
+        and all(n.time == NOW and n.kind in kinds and n.reason for n in new)
     )
+
+
+def evicted(e: Edge) -> list[str]:
+    """The node that leaves in this step although nothing of it is broken."""
+    if e.transition.name != "evict" or e.transition.status.phase is e.before.phase:
+        return []
+    return [n.node_name for n in e.transition.status.error_nodes if n not in e.before.error_nodes]
 
 
 def _bad_nodes(s: Status) -> list[str]:
@@ -39,7 +50,7 @@ def _faulty_leaves(e: Edge) -> bool:
     faulty = {p.name for p in a.pods if p.node_name in _bad_nodes(a)}
     if any(p.node_name in _bad_nodes(a) for p in b.spares) and e.transition.name == "leave":
         return b.phase is Phase.FAILED
-    if not turn(e, *CHECKED) or not done or not faulty or exceeded(a):
+    if not turn(e, *CHECKED) or not done or not faulty or exceeded(a) or a.held:
         return e.transition.name != "leave"
     if a.phase is Phase.BOOT_CHECKING:
         stayed = [p.name for p in b.pods] == [p.name for p in a.pods if p.name not in faulty]
@@ -74,7 +85,8 @@ def _seats_kept(e: Edge) -> bool:
         return True
     spares = {p.name for p in a.spares}
     for i, was in enumerate(a.pods):
-        empty = was.gone or (e.transition.name == "leave" and was.node_name in _bad_nodes(a))
+        left = _bad_nodes(a) if e.transition.name == "leave" else evicted(e)
+        empty = was.gone or was.node_name in left
         if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
             return False
     return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(
@@ -85,7 +97,9 @@ def _seats_kept(e: Edge) -> bool:
 def _nobody_vanishes(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     here = {p.name for p in (*b.pods, *b.spares)}
-    bad = _bad_nodes(a) if e.transition.name == "leave" else []
+    bad = _bad_nodes(a) if e.transition.name == "leave" else evicted(e)
+    if e.move.label == "Taint":
+        bad = [e.move.worker]  # only spares: FactsAreLocal says so of the seats
     gone = {p.name for p in a.pods if p.gone or p.restarted}
     gone |= {p.name for p in (*a.pods, *a.spares) if p.node_name in bad}
     late = (
@@ -102,24 +116,23 @@ def _spares_step_in(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING:
         return True
-    if e.transition.name in ("lost", "leave", "seat"):
-        return not (b.spares and any(p.gone for p in b.pods))
-    return e.transition.name == "shrink" or not (a.spares and any(p.gone for p in a.pods))
+    if e.transition.name in ENTRIES:
+        return not (b.spares and any(p.gone and not p.renew for p in b.pods))
+    waits = a.held or e.transition.name in ("shrink", "refund", "release")
+    return bool(waits) or not (a.spares and any(awaited(a, p) for p in a.pods))
 
 
 def _waits_as_told(e: Edge) -> bool:
     """Entering Restarting waits for the gone: long if too few are left without them, else a last call."""
     a, b = e.before, e.transition.status
-    if (
-        e.move.label != "Reconcile"
-        or b.phase is not Phase.RESTARTING
-        or e.transition.name not in ("lost", "leave", "seat")
-    ):
+    if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING or e.transition.name not in ENTRIES:
         return True
     if not any(p.gone for p in b.pods):
         return b.deadline == 0.0
     enough = sum(not p.gone for p in b.pods) >= a.spec.min_worker_num
-    return b.deadline == NOW + (a.spec.last_call_s if enough else a.spec.rejoin_timeout_s)
+    patience_s = a.spec.last_call_s if enough else a.spec.rejoin_timeout_s
+    coming = any(p.gone and p.renew for p in b.pods)
+    return b.deadline == NOW + (max(patience_s, 120.0) if coming else patience_s)
 
 
 def _seated(e: Edge) -> bool:
@@ -129,8 +142,10 @@ def _seated(e: Edge) -> bool:
     wanted = (
         sum(not p.gone for p in a.pods) < a.spec.worker_num
         if a.phase is Phase.PENDING
-        else any(p.gone for p in a.pods)
+        else any(awaited(a, p) for p in a.pods)
     )
+    if e.transition.name in ("refund", "release"):
+        return b.spares == a.spares
     if not wanted:
         return e.transition.name != "seat"
     if a.phase is Phase.PENDING:
@@ -145,7 +160,7 @@ def _seated(e: Edge) -> bool:
 def _overdue(e: Edge) -> bool:
     """Time is up: on without the missing if enough are here; else the end, or independence at first."""
     a, b = e.before, e.transition.status
-    seat = e.transition.name == "seat"
+    seat = e.transition.name in ("seat", "refund", "release") or bool(a.held)
     if (
         not turn(e, Phase.PENDING, Phase.RESTARTING)
         or lost(a)

@@ -53,6 +53,10 @@ def _facts_dont_decide(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if decides(e) or e.move.label == "Expire":
         return True
+    if e.move.label == "Saved" and a.spec.retry_decay:
+        return True  # what it earns is a property of its own
+    # What the cluster says of its nodes is no decision of this job.
+    tainted = {"error_nodes"} if e.move.label in ("Taint", "Untaint") else set()
     same = all(
         getattr(a, name) == getattr(b, name)
         for name in (
@@ -65,6 +69,7 @@ def _facts_dont_decide(e: Edge) -> bool:
             "error_nodes",
             "mode",
         )
+        if name not in tainted
     )
     return same and [p.retries for p in a.pods] == [p.retries for p in b.pods]
 
@@ -98,6 +103,8 @@ def _count_only_in_run(e: Edge) -> bool:
     if a.phase is Phase.RUN_COMMAND and decides(e):
         return True
     then = {pod.name: pod.retries for pod in a.pods}
+    if gives_back(e):
+        return True
     if b.phase is Phase.FAILED:
         return all(p.retries == then[p.name] for p in b.pods)
     if entered(e, Phase.RUN_COMMAND):
@@ -108,11 +115,18 @@ def _count_only_in_run(e: Edge) -> bool:
     )
 
 
+def gives_back(e: Edge) -> bool:
+    """Whether this step may lower an account; by how much and how often, `proof.remedies` says."""
+    return e.transition.name == "refund" or (e.move.label == "Saved" and e.before.spec.retry_decay > 0)
+
+
 def _one_bump(e: Edge) -> bool:
     a, b = e.before, e.transition.status
+    if gives_back(e):
+        return b.recover_count in (a.recover_count - 1, a.recover_count)
     if b.phase is Phase.FAILED:
         return b.recover_count in (a.recover_count, a.spec.max_retry + 1)
-    counted = a.phase is Phase.RUN_COMMAND and b.phase in RECOVERING
+    counted = a.phase is Phase.RUN_COMMAND and b.phase in RECOVERING and e.transition.name != "evict"
     merged = e.transition.name == "merged" and a.phase is Phase.RUN_COMMAND
     return b.recover_count == min(a.recover_count + (counted or merged), a.spec.max_retry)
 
@@ -130,7 +144,8 @@ def _loss_counted(e: Edge) -> bool:
     b = e.transition.status
     who = {p.name for p in lost(e.before)}
     told = b.root != "" and all(p.last_failed_reason for p in b.pods if p.name in who)
-    return b.phase is Phase.RESTARTING and b.entries == 1 and told and _charged(e, who)
+    remembered = b.charged and b.last_root == ""
+    return b.phase is Phase.RESTARTING and b.entries == 1 and told and _charged(e, who) and remembered
 
 
 def _error_counted(e: Edge) -> bool:
@@ -138,7 +153,7 @@ def _error_counted(e: Edge) -> bool:
     if not turn(e, Phase.RUN_COMMAND) or lost(e.before) or not failed:
         return True
     b = e.transition.status
-    return b.phase is Phase.TROUBLESHOOTING and b.entries == 0 and _charged(e, failed)
+    return b.phase is Phase.TROUBLESHOOTING and b.entries == 0 and _charged(e, failed) and b.charged
 
 
 def _loss_in_recovery(e: Edge) -> bool:
@@ -192,15 +207,17 @@ def _loss_while_booting(e: Edge) -> bool:
 
 def _exceeded_is_final(e: Edge) -> bool:
     a, b = e.before, e.transition.status
-    return not exceeded(a) or (
-        exceeded(b) and b.phase is not Phase.RUN_COMMAND and b.phase is not Phase.SUCCEED
+    return (
+        not exceeded(a)
+        or e.transition.name == "refund"
+        or (exceeded(b) and b.phase is not Phase.RUN_COMMAND and b.phase is not Phase.SUCCEED)
     )
 
 
 def _failed_after_diagnosis(e: Edge) -> bool:
     """Retries used up: told at the end of the troubleshooting of the failure that was one too many."""
     a = e.before
-    if not (turn(e, Phase.TROUBLESHOOTING) and exceeded(a)) or lost(a):
+    if not (turn(e, Phase.TROUBLESHOOTING) and exceeded(a)) or lost(a) or a.held:
         return e.transition.name != "exceeded"
     done = all(p.finished for p in a.pods)
     return entered(e, Phase.FAILED) == done and (not done or e.transition.name == "exceeded")
@@ -223,6 +240,8 @@ def _failed_why(e: Edge) -> bool:
         "exceeded": exceeded(a),
         "lost": a.entries == a.spec.recovery_budget,
         "leave": a.entries == a.spec.recovery_budget,
+        "renew": a.entries == a.spec.recovery_budget,
+        "release": a.entries == a.spec.recovery_budget,
         "boot_failed": a.phase is Phase.BOOT_CHECKING and any(p.failed for p in a.pods),
         "overdue": a.phase is Phase.RESTARTING and any(p.gone for p in a.pods),
         "independent_end": not protected(a),
@@ -243,7 +262,7 @@ def _boot_before_run(e: Edge) -> bool:
 
 
 def _clean(pod: PodInfo) -> bool:
-    return pod.finished and not pod.restarted and not pod.failed and not pod.faulty
+    return pod.finished and not (pod.restarted or pod.failed or pod.faulty or pod.renew)
 
 
 def _advance(e: Edge) -> bool:
@@ -252,6 +271,7 @@ def _advance(e: Edge) -> bool:
     if not turn(e, *CHECKED, Phase.RUN_COMMAND):
         return True
     free = bool(a.pods) and all(_clean(p) for p in a.pods) and not (a.phase in RECOVERING and exceeded(a))
+    free = free and not a.held
     onward = Phase.SUCCEED if a.phase is Phase.RUN_COMMAND else Phase.RUN_COMMAND
     return (b.phase is onward and moved(e)) == free
 
@@ -268,13 +288,20 @@ def _forms(e: Edge) -> bool:
     return entered(e, Phase.BOOT_CHECKING) == (ready and full and not (a.spares and room) and not expired)
 
 
+def awaited(s: Status, pod: PodInfo) -> bool:
+    """A seat that a spare may take: empty, and its agent not on its way as a clean process."""
+    return pod.gone and (not pod.renew or 0.0 < s.deadline <= NOW)
+
+
 def _ready_when_back(e: Edge) -> bool:
     """Restarting waits for the missing workers, and for nobody else."""
     a = e.before
+    if e.transition.name in ("refund", "release"):
+        return not moved(e) or e.transition.status.phase is Phase.FAILED
     if not turn(e, Phase.RESTARTING) or lost(a):
         return not entered(e, Phase.TROUBLESHOOTING) or a.phase is Phase.RUN_COMMAND
     back = all(p.finished for p in a.pods if p.inner_phase is Phase.RESTARTING)
-    seat = bool(a.spares) and any(p.gone for p in a.pods)
+    seat = bool(a.spares) and any(awaited(a, p) for p in a.pods)
     return entered(e, Phase.TROUBLESHOOTING) == (back and not seat)
 
 

@@ -10,33 +10,60 @@ messages are probed in every state (`facts`), and the phases world is compared w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from aegis_elastic.core.events import (
+    Act,
     Error,
     Event,
+    Evict,
     Finding,
     Finish,
+    Fit,
+    Hold,
     Independent,
     Join,
     Lost,
+    Mark,
     Offer,
+    Progress,
     Quit,
     Reconcile,
+    Release,
+    Saved,
     Started,
+    Taint,
+    Unmark,
+    Untaint,
 )
-from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, Phase, PodInfo, Status
+from aegis_elastic.core.model import (
+    TERMINAL,
+    ErrorNode,
+    JobSpec,
+    Mode,
+    NodeMark,
+    Phase,
+    PodInfo,
+    Status,
+    Verdict,
+)
 
 # The base to which growing numbers are put back, and the instant at which every event happens.
 SEQ, INCARNATION, STEP, NOW = 10, 5, 100, 1.0
 # The very instant: a deadline binds when it is reached, not after it.
 EXPIRED = NOW
+# A checkpoint so old that it is no boundary any more.
+LONG_AGO = -1000.0
+# The step to which that of the newest checkpoint is put back.
+SAVED = 5
 
 HARDWARE = (Finding("gpu", "gpu.missing", "hardware"),)
 NETWORK = (Finding("health", "health.timeout", "network"),)
 SLOW = (Finding("health", "health.slow", "slow"),)
+BROKEN = (Finding("runtime", "runtime.broken", "software"),)
+BROKEN_IO = (Finding("io", "io.timeout", "node"),)
 
 
 class World(NamedTuple):
@@ -60,7 +87,9 @@ class Move(NamedTuple):
     event: Event | None
 
 
-def spec(workers: int, max_retry: int, *, least: int | None = None, budget: int = 2) -> JobSpec:
+def spec(
+    workers: int, max_retry: int, *, least: int | None = None, budget: int = 2, decay: int = 0
+) -> JobSpec:
     """A job of that many workers with small bounds, so that every limit is reached."""
     return JobSpec(
         job_name="job",
@@ -69,6 +98,7 @@ def spec(workers: int, max_retry: int, *, least: int | None = None, budget: int 
         min_worker_num=workers if least is None else least,
         max_retry=max_retry,
         recovery_budget=budget,
+        retry_decay=decay,
     )
 
 
@@ -76,12 +106,20 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"w{i + 1}" for i in range(count))
 
 
-def phases(workers: int, max_retry: int, budget: int = 2) -> World:
-    """The world of `spec/Phases.tla`: a fixed set of workers that finish, restart, fail; and a quit."""
+# What `spec/Phases.tla` calls a thing that may happen, and the feature of a world that lets it happen.
+# (Of earned retries a property speaks, SavedIsNoted: a checkpoint tells of more than the model knows of.)
+RARE = {"hold": "hold", "renew": "broken"}
+
+
+def phases(workers: int, max_retry: int, budget: int = 2, rare: tuple[str, ...] = ()) -> World:
+    """The world of `spec/Phases.tla`: a fixed set of workers that finish, restart, fail; and a quit.
+
+    `rare`: what else may happen, by the names of `RARE`.
+    """
     features = frozenset({"finish", "restart", "error", "quit"})
-    return World(
-        f"phases {workers}/{max_retry}", spec(workers, max_retry, budget=budget), names(workers), features
-    )
+    features |= {RARE[name] for name in rare}
+    job = spec(workers, max_retry, budget=budget)
+    return World(" ".join([f"phases {workers}/{max_retry}", *rare]), job, names(workers), features)
 
 
 def _world(name: str, job: JobSpec, workers: int, features: str, formed: bool = False) -> World:
@@ -98,6 +136,11 @@ ELASTIC: tuple[World, ...] = (
     _world("stores", spec(2, 1), 2, "finish lost join error stores", formed=True),
     _world("outage", spec(2, 2), 2, "finish lost together join error independent ended quit", formed=True),
     _world("independent", spec(2, 0), 2, "finish lost join error expire quit"),
+    _world("evictions", spec(2, 1, budget=1), 3, "finish join error slow saved fit", formed=True),
+    _world("hangs", spec(2, 1, budget=1), 3, "finish join hung act fit", formed=True),
+    _world("holds", spec(2, 1, budget=1), 2, "finish lost join error hold expire quit", formed=True),
+    _world("renewals", spec(2, 1, budget=1), 3, "finish lost join broken io fit expire", formed=True),
+    _world("stuck", spec(2, 2, budget=1), 2, "finish error join progress", formed=True),
 )
 
 
@@ -118,9 +161,50 @@ def canonical(s: Status) -> Status:
         store="",
         checks=(),
         clues=(),
-        root="",
+        root=next((pod.name for pod in s.pods if pod.failed), ""),
         reschedules=0,
+        evictions=0,
+        saves=s.saves % s.spec.retry_decay if s.spec.retry_decay else 0,
+        saved_in=INCARNATION if s.saved_step >= 0 and s.saved_in == s.incarnation else 0,
+        **_canonical_marks(s),
+        **_canonical_progress(s),
     )
+
+
+def _canonical_marks(s: Status) -> dict[str, Any]:
+    """Marks without their words. When the last checkpoint was matters as long as one could still use it."""
+    # What is left standing when all is over is nobody's any more.
+    if s.phase in TERMINAL:
+        return {
+            "marks": (),
+            "saved_at": 0.0,
+            "charged": False,
+            "renewed": False,
+            "held": "",
+            "held_until": 0.0,
+        }
+    marks = [NodeMark(m.node_name, "", m.verdict, "", 0.0, "yes" if m.evict else "", m.safe) for m in s.marks]
+    usable = any(m.safe and not m.evict for m in marks)
+    return {
+        "marks": tuple(sorted(marks, key=lambda m: (m.node_name, m.verdict.value))),
+        "saved_at": s.saved_at if usable and s.saved_at == NOW else LONG_AGO,
+        "held": "why" if s.held else "",
+        "held_until": _canonical_time(s.held_until),
+    }
+
+
+def _canonical_progress(s: Status) -> dict[str, Any]:
+    """Steps are unknown, further than at the last failure, or stuck there; only then its root matters."""
+    stuck = 0 <= s.highest_step <= s.last_step
+    return {
+        "highest_step": min(s.highest_step, 0),
+        "last_step": 0 if stuck else -1,
+        "last_root": s.last_root if stuck else "",
+        "last_level": s.last_level if stuck else 0,
+        # A newer checkpoint may be of a lower step than an older one: after a restart from farther back.
+        "saved_step": SAVED if s.saved_step >= 0 else -1,
+        "highest_saved": SAVED + (s.highest_saved > s.saved_step) if s.saved_step >= 0 else -1,
+    }
 
 
 def _canonical_pod(pod: PodInfo) -> PodInfo:
@@ -139,7 +223,14 @@ def _canonical_pod(pod: PodInfo) -> PodInfo:
         restarted=pod.restarted,
         failed=pod.failed,
         faulty="yes" if pod.faulty else "",
+        fit=pod.fit,
+        renew=_canonical_renew(pod.renew),
     )
+
+
+def _canonical_renew(why: str) -> str:
+    """Broken io may be the node's; whatever else is broken is not."""
+    return "io.x" if why.startswith("io.") else "yes" if why else ""
 
 
 def _canonical_time(deadline: float) -> float:
@@ -159,12 +250,54 @@ def moves(world: World, s: Status) -> Iterator[Move]:
     for pod in s.pods:
         yield from _moves_of(on, s, pod)
     for spare in s.spares:
+        yield from _moves_of_taints(on, spare.node_name)
+        if "fit" in on:
+            yield Move("Fit", spare.name, Fit(spare.name, spare.uid, not spare.fit))
         if "lost" in on:
             yield Move("Lost", spare.name, Lost(((spare.name, spare.uid),), "killed"))
         if "join" in on:
             yield Move("Join", spare.name, join(spare.name, 2, on))
     if "join" in on:
         yield from (Move("Join", w, join(w, 2, on)) for w in world.workers if not _present(s, w))
+    yield from _moves_of_all(on, s)
+
+
+def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
+    """What concerns no single worker: checkpoints, what is known of progress, and dependencies."""
+    if "saved" in on:
+        new = SAVED + 10
+        yield Move("Saved", "", Saved(new, "ckpt", "dcp", NOW))
+        if s.saved_step >= 0:
+            yield Move("SavedAgain", "", Saved(s.saved_step, "ckpt", "dcp", NOW))
+            yield Move("SavedLower", "", Saved(s.saved_step - 1, "ckpt", "dcp", NOW))
+        if s.saved_at == NOW:
+            yield Move("TrainsOn", "", None)
+    if "progress" in on:
+        # The step of the last failure once more, and one that nobody has seen before.
+        yield Move("Progress", "", Progress(s.highest_step + 1))
+        yield Move("ProgressAgain", "", Progress(s.highest_step))
+    if "hold" in on:
+        yield Move("Hold", "", Hold("storage is down", NOW + 100.0))
+        yield Move("Release", "", Release("storage is back"))
+        yield Move("HoldOver", "", Hold("too late", NOW))
+
+
+def _moves_of_marks(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
+    who, node = pod.name, pod.node_name
+    for word, verdict in (("slow", Verdict.SLOW), ("hung", Verdict.DESYNC)):
+        if word in on:
+            yield Move(f"Mark {word}", who, Mark(node, who, verdict, "behind"))
+            yield Move(f"Unmark {word}", who, Unmark(node, verdict, "caught up"))
+    if "slow" in on or "hung" in on:
+        yield Move("Evict", who, Evict(node, "persisted"))
+    if "act" in on:
+        yield Move("Act", who, Act(who, Verdict.DESYNC.value, "persisted"))
+
+
+def _moves_of_taints(on: frozenset[str], node: str) -> Iterator[Move]:
+    if "taint" in on:
+        yield Move("Taint", node, Taint(node, "bad", "hardware"))
+        yield Move("Untaint", node, Untaint(node, "repaired"))
 
 
 def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
@@ -177,6 +310,7 @@ def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
         yield Move("Independent", who, Independent(who, s.incarnation, "exit code 1"))
     if "ended" in on:
         yield Move("IndependentEnd", who, Independent(who, s.incarnation, "exit code 1", ended=True))
+    yield from _moves_of_marks(on, s, pod)
     if pod.gone:
         return
     held = address(who) if "stores" in on else ""
@@ -190,6 +324,10 @@ def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
     # Findings that come while training runs (they can't, in truth) are nobody's verdict.
     if "hardware" in on and s.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING, Phase.RUN_COMMAND):
         yield Move("FinishFaulty", who, finish(s, pod, findings=HARDWARE, store=held))
+    if "broken" in on and s.phase is Phase.TROUBLESHOOTING:
+        yield Move("FinishBroken", who, finish(s, pod, findings=BROKEN, store=held))
+    if "io" in on and s.phase is Phase.TROUBLESHOOTING:
+        yield Move("FinishBrokenIo", who, finish(s, pod, findings=BROKEN_IO, store=held))
     if "software" in on and s.phase is Phase.BOOT_CHECKING:
         yield Move("FinishBad", who, finish(s, pod, findings=NETWORK, store=held))
         yield Move("FinishSlow", who, finish(s, pod, findings=SLOW, store=held))
@@ -259,8 +397,20 @@ def shape(s: Status) -> tuple[object, ...]:
         s.should_quit,
         s.recover_count,
         s.entries,
-        tuple((p.inner_phase.value, p.finished, p.retries, p.restarted, p.failed) for p in s.pods),
+        s.charged,
+        "over" if s.held and s.held_until <= NOW else "held" if s.held else "no",
+        s.renewed,
+        tuple(
+            (p.inner_phase.value, p.finished, p.retries, p.restarted, p.failed, _renewing(s, p))
+            for p in s.pods
+        ),
     )
+
+
+def _renewing(s: Status, pod: PodInfo) -> str:
+    if not pod.renew or s.phase in TERMINAL:
+        return "no"
+    return "away" if pod.gone else "wanted"
 
 
 def protected(s: Status) -> bool:
@@ -269,6 +419,13 @@ def protected(s: Status) -> bool:
 
 # Small worlds in which mutants are hunted, smallest first: every kind of event, every bound reached soon.
 SMALL: tuple[World, ...] = (
+    _world("small stuck", spec(1, 2, budget=1), 1, "finish join error progress", formed=True),
+    _world("small taints", spec(2, 0, budget=1), 3, "finish join taint", formed=True),
+    _world("small renewals", spec(2, 0, budget=2), 3, "finish join broken io fit expire error", formed=True),
+    _world("spared", spec(2, 0, least=1, budget=1), 2, "finish slow saved expire", formed=True),
+    _world("small hangs", spec(2, 1, budget=1), 2, "finish hung act", formed=True),
+    _world("small holds", spec(2, 0, budget=1), 2, "finish lost error hold hardware expire", formed=True),
+    _world("decay", spec(2, 2, budget=1, decay=2), 2, "finish error saved", formed=True),
     _world(
         "small bootcheck", spec(2, 0, budget=1), 2, "finish software hardware lost join offer stores ordinals"
     ),
@@ -289,4 +446,5 @@ SMALL: tuple[World, ...] = (
     _world("small independent", spec(2, 0, budget=1), 2, "finish lost join error expire quit"),
     _world("small spares", spec(2, 0, budget=1), 3, "finish together lost join", formed=True),
     _world("small shrinking", spec(2, 0, least=1, budget=1), 2, "finish lost join error expire", formed=True),
+    _world("small evictions", spec(2, 0, budget=1), 3, "finish join slow saved fit", formed=True),
 )

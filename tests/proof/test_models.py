@@ -28,6 +28,13 @@ def test_tlc_and_the_machine_have_the_same_states_and_labelled_edges() -> None:
     assert len(conform.compare(model._replace(edges=model.edges - {edge}), machine).only_machine) == 1
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("rare", worlds.RARE)
+def test_so_they_have_where_holds_and_level_two_happen(rare: str) -> None:
+    row = jobs.conformance(2, 0, 1, (rare,))
+    assert row.ok, row.detail
+
+
 @pytest.mark.parametrize("module", ["Phases", "Messages", "Nodes"])
 def test_a_known_defect_is_caught(module: str) -> None:
     known = (*models.PHASES, *models.MESSAGES, *models.NODES)
