@@ -166,18 +166,26 @@ def _lesser(witness: Witness, finding: Finding, verdict: recovery.Verdict) -> Co
 
 
 def _shared_by_most(case: Case) -> tuple[Finding, str] | None:
-    """A finding on storage or network that most of those who were checked have, two of them at least."""
+    """A fault of storage or network that most of those who were checked have, two of them at least."""
     checked = [witness for witness in case.witnesses if witness.checked]
     having: dict[str, list[tuple[str, Finding]]] = {}
     for witness in checked:
         for finding in witness.findings:
-            if finding.check == "io" or finding.scope == "network":
+            if _of_a_dependency(finding, len(checked)):
                 having.setdefault(finding.check, []).append((witness.worker, finding))
     for each in having.values():
         workers = list(dict.fromkeys(worker for worker, _ in each))
         if len(workers) >= 2 and 2 * len(workers) > len(checked):
             return each[0][1], f"{len(workers)} of {len(checked)} workers"
     return None
+
+
+def _of_a_dependency(finding: Finding, checked: int) -> bool:
+    """Whether this may be a fault of what nodes share. A link has two ends, and both tell of it."""
+    if finding.scope in ("slow", "software"):
+        return False
+    shared_network = finding.scope == "network" and checked > 2 and not finding.finding.endswith(".link")
+    return finding.check == "io" or shared_network
 
 
 def _confirming(witness: Witness) -> str:

@@ -97,6 +97,14 @@ def said(line: str) -> Failure:
             [witness("w0", died(), **found("allreduce_connection", "allreduce_connection.link", "network"))],
             "link", 1, "w0", "no machine can be blamed", id="a link"),
         pytest.param(
+            [witness("w0", died(), **found("allreduce_connection", "allreduce_connection.link", "network")),
+             witness("w1", **found("allreduce_connection", "allreduce_connection.link", "network"))],
+            "link", 1, "w0", "no machine can be blamed", id="a link told by both its ends"),
+        pytest.param(
+            [witness("w0", died(), **found("io", "io.crashed", "software")),
+             witness("w1", **found("io", "io.crashed", "software"))],
+            "process", 1, "w0", "", id="our own check broken everywhere is no outage"),
+        pytest.param(
             [witness("w0", died()),
              witness("w1", **found("allreduce_performance", "allreduce_performance.slow", "slow"))],
             "slow node", 1, "w1", "allreduce_performance.slow", id="a slow node"),
