@@ -18,7 +18,17 @@ from rich.console import Console
 from aegis_elastic.control.errors import BadRecord, LaunchError, NoSuchJob
 from aegis_elastic.core.journal import BadJournal, Line, encode_line, read, replay, walk
 from aegis_elastic.core.model import TERMINAL
-from aegis_elastic.launch import admin, asking, node_checks, nodes, plain, records, screen, signatures
+from aegis_elastic.launch import (
+    admin,
+    asking,
+    node_checks,
+    nodes,
+    plain,
+    records,
+    screen,
+    signatures,
+    slurm_script,
+)
 from aegis_elastic.launch.follow import follow
 from aegis_elastic.launch.status_screen import render_line, render_status
 
@@ -92,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("quit", "stop"):
         leave = add(name, _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
         leave.add_argument("--reason", default=f"asked by aegisctl {name}", help="why, for the report")
+    slurm_script.add_command(add)
     asking.add_commands(add, _way_to)
     nodes.add_commands(add, as_json, _way_to)
     return parser

@@ -27,7 +27,7 @@ from tests.slurm.cluster import Cluster
 PATIENCE_S = 150.0
 _LOOK_S = 0.05  # between two looks at a file on which nobody tells of changes
 
-TRAIN = '''\
+TRAIN = """\
 import os, pathlib, signal, socket, sys, time
 import torch
 import torch.distributed as dist
@@ -35,8 +35,12 @@ import torch.distributed as dist
 steps, pause_s, saved = int(sys.argv[1]), float(sys.argv[2]), pathlib.Path(sys.argv[3])
 
 
+log = open(saved.with_suffix(".log"), "a", buffering=1)
+
+
 def say(*words):
-    print(time.time(), socket.gethostname(), *words, flush=True)
+    # srun's own output goes with the node that it runs on; this file doesn't.
+    print(time.time(), socket.gethostname(), *words, file=log)
 
 
 def on_signal(number, frame):
@@ -64,7 +68,7 @@ for number in range(int(step), steps):
         say("step", number + 1)
 dist.destroy_process_group()
 say("done")
-'''
+"""
 
 _SCRIPT = """\
 #!/bin/bash
@@ -92,11 +96,15 @@ class BatchJob:
         options: Sequence[str] = (),
         before: str = "",
         launcher: str = "",
+        wrap: str = "",
         name: str = "train",
     ) -> None:
-        """`options` are sbatch's. `launcher`: another command line than aegis-run's, for comparison."""
+        """`options` are sbatch's. `launcher`: another command line than aegis-run's, for comparison; `wrap`
+        stands before it.
+        """
         self.slurm = slurm
         self.output = slurm.root / f"{name}.txt"
+        self._log = slurm.root / f"{name}.log"
         self.state = slurm.root / "state-home"
         train = slurm.root / "train.py"
         train.write_text(TRAIN)
@@ -104,7 +112,7 @@ class BatchJob:
         script = _SCRIPT.format(
             before=before,
             srun="-N $SLURM_JOB_NUM_NODES -n $SLURM_JOB_NUM_NODES",
-            launcher=launcher or " ".join(ours),
+            launcher=f"{wrap} {launcher or ' '.join(ours)}",
             train=f"{train} {steps} {pause_s} {slurm.root}/{name}.step",
         )
         path = f"{Path(sys.executable).parent}:{slurm.env['PATH']}"
@@ -117,7 +125,8 @@ class BatchJob:
     @property
     def said(self) -> str:
         """Everything that launchers and ranks have written so far."""
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
+        files = (self.output, self._log)
+        return "".join(file.read_text(errors="replace") for file in files if file.exists())
 
     def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
         """Wait until `found()` is true; returns it. AssertionError with what was said."""

@@ -1,18 +1,27 @@
-"""What happens to trainings in a real Slurm, each with the job's state, exit code and accounts at the end."""
+"""What happens to trainings in a real Slurm, each with the job's state, exit code and accounts at the end.
+
+`make test` runs the first; the others take their time, most of it Slurm's own.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
+from tests.checks.conftest import compiler as compiler
+from tests.checks.conftest import libraries as libraries
+from tests.slurm.cluster import CONTROLLER, Cluster
 from tests.slurm.jobs import BatchJob
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
@@ -21,39 +30,197 @@ def slurm(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_rank_is_killed_and_the_job_completes_with_one_restart_for_all(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3")
+def ended(job: BatchJob) -> tuple[str, str]:
+    """The job's state and exit code, once it is over."""
+    shown = job.wait()
+    return shown["JobState"], shown["ExitCode"]
+
+
+def test_a_rank_is_killed_then_a_node_loses_power_and_a_spare_takes_its_seat(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=4, seats="3", steps=60)
     job.wait_step(5)
     os.kill(job.pid_of(1), signal.SIGKILL)
-    ended = job.wait()
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), job.said
+    job.wait_said(r"init rank \d+ of 3 start 1", 3)
+    places = [(rank, host) for _, host, rank, _, start, _ in job.starts() if start == 1]
+    assert sorted(places) == [(0, "n1"), (1, "n2"), (2, "n3")], "ranks in the order of Slurm's nodes"
+    slurm.power_off("n2")
+    job.wait_said(r"init rank \d+ of 3 start 2", 3)
+    places = [(rank, host) for _, host, rank, _, start, _ in job.starts() if start == 2]
+    assert sorted(places) == [(0, "n1"), (1, "n4"), (2, "n3")], "the spare has the lost node's seat"
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
     report = job.report()
-    assert [worker["retries"] for worker in report["workers"]] == [1, 1, 1]
-    assert [(host, rank) for _, host, rank, *_ in sorted(job.starts(), key=lambda s: (s[4], s[2]))] == [
-        ("n1", 0), ("n2", 1), ("n3", 2), ("n1", 0), ("n2", 1), ("n3", 2),
-    ]  # fmt: skip
+    assert [worker["retries"] for worker in report["workers"]] == [2, 2, 2]
     job.replays()
 
 
-def test_a_node_loses_power_and_a_spare_takes_its_seat(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=4, seats="3")
+@pytest.mark.full
+def test_without_a_spare_the_world_shrinks(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=3, seats="2:3", steps=60, flags=["--rdzv-conf", "last_call_timeout=2"])
     job.wait_step(5)
-    gone = job.host_of(1)
-    slurm.power_off(gone)
-    job.wait_said(r"init rank \d+ of 3 start 1", 3)
-    assert gone not in {host for _, host, _, _, start, _ in job.starts() if start == 1}
-    ended = job.wait()
-    # Slurm itself calls a job that lost a node NODE_FAIL or not, by --no-kill; ours has done its work.
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), job.said
+    slurm.power_off("n3")
+    job.wait_said(r"init rank \d of 2 start 1", 2)
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
     assert job.report()["recoverCount"] == 1
     job.replays()
 
 
+@pytest.mark.full
 def test_scancel_leaves_nothing_running(slurm: Cluster) -> None:
     job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
     job.wait_step(3)
     pids = [pid for *_, pid in job.starts()]
     slurm.command(["scancel", str(job.number)])
-    ended = job.wait()
-    assert ended["JobState"] == "CANCELLED", job.said
+    assert ended(job)[0] == "CANCELLED", job.said
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+@pytest.mark.full
+def test_the_step_alone_is_killed_and_leaves_nothing_running(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
+    job.wait_step(3)
+    pids = [pid for *_, pid in job.starts()]
+    slurm.command(["scancel", "--signal=KILL", f"{job.number}.0"])
+    state, code = ended(job)
+    assert state == "FAILED" and code != "0:0", job.said
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+@pytest.mark.full
+def test_signals_of_the_user_reach_the_ranks_and_end_nobody(slurm: Cluster) -> None:
+    trap = "trap 'echo batch script heard USR1' USR1"
+    job = BatchJob(slurm, nodes=2, seats="2", steps=60, before=trap)
+    job.wait_step(3)
+    slurm.command(["scancel", "--signal=USR1", str(job.number)])
+    job.wait_said("signal SIGUSR1", 2)
+    slurm.command(["scancel", "--signal=USR2", f"{job.number}.0"])
+    job.wait_said("signal SIGUSR2", 2)
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    assert job.report()["recoverCount"] == 0
+
+
+@pytest.mark.full
+def test_a_pulled_cable_that_is_plugged_in_again_restarts_nobody(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=3, seats="3", steps=80)
+    job.wait_step(5)
+    slurm.cut("n3")
+    # Both of them wait: for what doesn't come. Shorter than any timeout, longer than any step.
+    with pytest.raises(AssertionError):
+        job.wait_for(lambda: f"step {len(job.starts()) and 80}" in job.said, "end of the training", 6)
+    slurm.heal("n3")
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    assert len(job.starts()) == 3
+    assert job.report()["recoverCount"] == 0
+
+
+@pytest.mark.full
+def test_draining_a_node_does_not_touch_the_job_that_runs_there(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=3, seats="3", steps=60)
+    job.wait_step(3)
+    slurm.command(["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=maintenance"])
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    assert len(job.starts()) == 3
+    assert job.report()["recoverCount"] == 0
+
+
+@pytest.mark.full
+def test_preempted_and_requeued_it_goes_on_at_its_checkpoint_with_its_accounts(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=5, seats="5", steps=60)
+    job.wait_step(3)
+    os.kill(job.pid_of(1), signal.SIGKILL)
+    job.wait_said(r"init rank \d+ of 5 start 1", 5)
+    slurm.submit("#!/bin/bash\nsrun hostname\n", "--partition=urgent", "--nodes=5", "--exclusive")
+    job.wait_said(r"init rank \d+ of 5 start 2", 5)
+    slurm.wait(job.number, 60)  # its first run
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    assert slurm.show(job.number)["Restarts"] == "1"
+    assert job.report()["recoverCount"] == 1, "the rank's death counts, the scheduler's doing doesn't"
+    assert "signal SIGTERM" in job.said, "the ranks heard it in time for a last checkpoint"
+    job.replays()
+
+
+@pytest.mark.full
+def test_too_few_nodes_left_it_asks_for_a_requeue_and_goes_on_elsewhere(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=3, seats="3", steps=60, flags=["--aegis-rejoin-timeout-s", "3"])
+    job.wait_step(5)
+    slurm.power_off("n3")
+    job.wait_said(r"init rank \d of 3 start 1", 3)
+    assert "srun: 75" in job.said
+    places = {host for _, host, _, _, start, _ in job.starts() if start == 1}
+    assert "n3" not in places
+    slurm.wait(job.number, 60)  # its first run
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    report = job.report()
+    assert report["recoverCount"] == 1, "the lost node counts, the requeue doesn't"
+    job.replays()
+
+
+@pytest.mark.full
+def test_the_time_limit_ends_it_after_a_signal_that_the_ranks_hear(slurm: Cluster) -> None:
+    job = BatchJob(
+        slurm, nodes=2, seats="2", steps=100000, options=["--time=1", "--signal=USR1@55", "--no-requeue"]
+    )
+    job.wait_step(3)
+    job.wait_said("signal SIGUSR1", 2)
+    shown = job.slurm.wait(job.number, 200)
+    assert shown["JobState"] == "TIMEOUT", job.said
+    assert job.report  # it was never written: the job isn't over for us, a resubmission goes on
+    assert len(job.starts()) == 2
+
+
+@pytest.mark.full
+def test_two_nodes_with_broken_gpus_are_drained_one_after_the_other(slurm: Cluster, libraries: Path) -> None:
+    nvidia = Path(shutil.copytree(libraries, slurm.root / "nvidia"))
+    for name in ("n1", "n2", "n3", "n4", "n5"):
+        (slurm.root / f"gpus-{name}").write_text("* count 8\n")
+    state = f"FAKE_NVML_STATE={slurm.root}/gpus-$SLURMD_NODENAME"
+    wrap = f"env LD_LIBRARY_PATH={nvidia} bash -c '{state} exec \"$@\"' -"
+    flags = ["--aegis-gpus-per-node", "8", "--aegis-isolation", "slurm"]
+    job = BatchJob(slurm, nodes=5, seats="3", steps=120, flags=flags, wrap=wrap)
+    job.wait_step(3)
+    for start, (node, rank) in enumerate((("n2", 1), ("n3", 2)), 1):
+        (slurm.root / f"gpus-{node}").write_text("* count 7\n")
+        os.kill(job.pid_of(rank), signal.SIGKILL)
+        job.wait_said(rf"init rank \d of 3 start {start}\b", 3)
+    assert {host for _, host, _, _, start, _ in job.starts() if start == 2} == {"n1", "n4", "n5"}
+    shown = slurm.command(["scontrol", "--oneliner", "show", "node", "n2,n3"]).stdout
+    assert shown.count("DRAIN") == 2 and "gpu.missing" in shown, shown
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    report = job.report()
+    assert [node["nodeName"] for node in report["errorNodes"]] == ["n2", "n3"]
+    assert (report["recoverCount"], report["reschedules"]) == (2, 2)
+    job.replays()
+
+
+@pytest.mark.full
+def test_the_head_node_is_lost_and_a_standing_master_leads_on(slurm: Cluster) -> None:
+    shared = ["--rdzv-id", "apart", "--aegis-plane", f"{CONTROLLER}:29700", "--rdzv-endpoint", "n1:29500"]
+    env = {**slurm.env, "XDG_STATE_HOME": str(slurm.root / "master-state")}
+    command = [sys.executable, "-m", "aegis_elastic.launch.standing", "--nnodes", "3", *shared]
+    with open(slurm.root / "master.txt", "w") as output:
+        master = slurm.hosts[CONTROLLER].popen(
+            command, env=env, cwd=slurm.root, stdout=output, stderr=subprocess.STDOUT
+        )
+    job = BatchJob(slurm, nodes=4, seats="3", steps=60, flags=shared)
+    job.wait_step(5)
+    slurm.power_off("n1")
+    job.wait_said(r"init rank \d of 3 start 1", 3)
+    assert "n1" not in {host for _, host, _, _, start, _ in job.starts() if start == 1}
+    assert master.wait(120) == 0, (slurm.root / "master.txt").read_text()
+    job.wait_said(r"\bdone\b", 3)
+    # Its batch script has gone with the node: Slurm is told, as the guide says.
+    slurm.command(["scancel", str(job.number)])
+    job.wait()
+
+
+@pytest.mark.full
+def test_spares_wait_for_three_minutes_and_nobody_is_restarted(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=5, seats="3", steps=100000)
+    job.wait_step(3)
+    began = time.monotonic()
+    with pytest.raises(AssertionError):
+        job.wait_for(lambda: len(job.starts()) > 3, "restart", 180)
+    assert time.monotonic() - began >= 180
+    slurm.command(["scancel", str(job.number)])
+    job.wait()
+    assert len(job.starts()) == 3
+    assert job.said.count("waiting as a spare") == 2
