@@ -64,7 +64,7 @@ def test_a_storage_outage_for_all_charges_no_retry_and_resumes_by_itself(
         stays(lambda: transitions(job)[-1] not in ("release", "leave", "renew", "advance"), 3)
         (disk / "full").unlink()
         job.wait_phase("RunCommand", 2)
-        job.wait_ranks(2, restart_count=0)
+        job.wait_ranks(2, restart_count=1)
         status = job.status()
         assert (status["recoverCount"], status["errorNodes"]) == (0, [])
         names = transitions(job)
