@@ -27,7 +27,7 @@ from aegis_elastic.agents.watchers import Watched
 from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.core import stacks
 from aegis_elastic.core.model import CheckResult
-from aegis_elastic.core.pace import FLOOR_S, Facts, Saving, patience_s
+from aegis_elastic.core.pace import FLOOR_S, Facts, Saving, packed, patience_s
 from aegis_elastic.core.recovery import POSITION_CLUE
 from aegis_elastic.worker.environment import without_secrets
 from aegis_elastic.worker.slot import VARIABLE
@@ -102,7 +102,7 @@ class PaceWatcher:
         if facts is None and over is not None:
             reached, counted = self._reached(over)
             facts = Facts(0, over.incarnation, reached=reached, counted=counted)
-        return msgspec.to_builtins(facts) if facts is not None else None
+        return msgspec.to_builtins(packed(facts)) if facts is not None else None
 
     def clues(self) -> tuple[str, ...]:
         """Steps that are merely counted begin anew with each start, wherever training resumes: then only a

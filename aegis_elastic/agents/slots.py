@@ -7,8 +7,6 @@ comes from a process of the user's, so nothing here trusts more than the form.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import struct
 from pathlib import Path
@@ -69,18 +67,16 @@ class SlotReader:
 
     def __init__(self, path: Path) -> None:
         """OSError if there is none, ValueError if it is no slot (yet)."""
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if os.fstat(handle).st_size < layout.SIZE:
-                raise ValueError(f"cannot read the slot {path}: it is not written yet")
-            self._map = mmap.mmap(handle, layout.SIZE, prot=mmap.PROT_READ)
-        finally:
-            os.close(handle)
+        # read, not mapped: whoever cut the file short would otherwise end the agent by SIGBUS
+        self._handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if os.fstat(self._handle).st_size < layout.SIZE:
+            os.close(self._handle)
+            raise ValueError(f"cannot read the slot {path}: it is not written yet")
 
     def pid(self) -> int:
         """The process that writes; 0 if it is no slot of ours (yet)."""
-        magic, version, _, pid = layout.HEAD.unpack_from(self._map, 0)
-        return int(pid) if (magic, version) == (layout.MAGIC, layout.VERSION) else 0
+        head = self._unpacked(layout.HEAD, 0)
+        return int(head[3]) if head and head[:2] == (layout.MAGIC, layout.VERSION) else 0
 
     def beat(self) -> Beat | None:
         """The last step of an optimizer, None if there was none."""
@@ -108,17 +104,20 @@ class SlotReader:
         count, cpu_ns, look_ns = record
         numbers = range(max(since, count - layout.RING), count)
         places = [layout.RING_AT + number % layout.RING * layout.SAMPLE.size for number in numbers]
-        samples = tuple(Sample(*layout.SAMPLE.unpack_from(self._map, place)) for place in places)
-        return Work(count, cpu_ns, look_ns, samples)
+        parts = [self._unpacked(layout.SAMPLE, place) for place in places]
+        return Work(count, cpu_ns, look_ns, tuple(Sample(*part) for part in parts if part))
 
     def close(self) -> None:
-        """Unmap it."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Let go of it."""
+        os.close(self._handle)
 
     def _record(self, form: struct.Struct, place: int) -> tuple[Any, ...]:
         for _ in range(TRIES):
-            first, *rest, last = form.unpack(self._map[place : place + form.size])
-            if first == last:
-                return tuple(rest) if first else ()
+            read = self._unpacked(form, place)
+            if read and read[0] == read[-1]:
+                return read[1:-1] if read[0] else ()
         return ()
+
+    def _unpacked(self, form: struct.Struct, place: int) -> tuple[Any, ...]:
+        data = os.pread(self._handle, form.size, place)
+        return form.unpack(data) if len(data) == form.size else ()

@@ -49,7 +49,8 @@ class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     `step` -1: it has told of none; `beats` how many it made. `idle_s` since the last one, or since the start.
     `longest_s`, `step_s`: its longest pause so far and its usual one. `state` is the kernel's letter,
     `state_s` how long it has been that at every look. `stack` as `core.stacks.pack` writes it, read only
-    while something is odd; `steady` counts the looks in a row that found it at that very place.
+    while something is odd; `steady` counts the looks in a row that found it at that very place. On the wire
+    `stack_at` says instead which of the node's stacks it is: most ranks wait at the same place.
     """
 
     rank: _Count
@@ -64,6 +65,7 @@ class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     steady: _Count = 0
     ended: bool = False
     own: Own | None = None
+    stack_at: _Step = -1
 
 
 class Saving(msgspec.Struct, frozen=True, rename="camel"):
@@ -89,14 +91,44 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     saved: Saving | None = None
     reached: _Step = -1
     counted: _Step = -1
+    stacks: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
 
 
 _decoder = msgspec.json.Decoder(Facts)
+# What a watcher may tell is bounded (`core.messages`): some distinct stacks say all, and own work is for
+# peers.
+STACKS_BYTES_MAX = 12_000
+FACTS_BYTES_MAX = 30_000
 
 
 def decode(raw: msgspec.Raw) -> Facts:
-    """The facts in a report. msgspec.ValidationError for whatever they can't be."""
-    return _decoder.decode(raw)
+    """The facts in a report, as they were before `packed`. msgspec.ValidationError for what they can't be."""
+    facts = _decoder.decode(raw)
+    ranks = tuple(
+        msgspec.structs.replace(rank, stack=facts.stacks[rank.stack_at], stack_at=-1)
+        if 0 <= rank.stack_at < len(facts.stacks)
+        else rank
+        for rank in facts.ranks
+    )
+    return msgspec.structs.replace(facts, ranks=ranks, stacks=())
+
+
+def packed(facts: Facts) -> Facts:
+    """The same for the wire: equal stacks once, and of a node with very many ranks only what fits."""
+    places: dict[str, int] = {}
+    room = STACKS_BYTES_MAX
+    ranks = []
+    for rank in facts.ranks:
+        stack = rank.stack
+        if stack and stack not in places and len(stack) <= room:
+            places[stack] = len(places)
+            room -= len(stack)
+        ranks.append(msgspec.structs.replace(rank, stack="", stack_at=places.get(stack, -1)))
+    made = msgspec.structs.replace(facts, ranks=tuple(ranks), stacks=tuple(places))
+    if len(msgspec.json.encode(made)) > FACTS_BYTES_MAX:
+        bare = tuple(msgspec.structs.replace(rank, own=None) for rank in ranks)
+        made = msgspec.structs.replace(made, ranks=bare)
+    return made
 
 
 def patience_s(ranks: Iterable[RankFacts], floor_s: float = FLOOR_S) -> float:
