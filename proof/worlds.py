@@ -139,7 +139,7 @@ ELASTIC: tuple[World, ...] = (
     _world("evictions", spec(2, 1, budget=1), 3, "finish join error slow saved fit", formed=True),
     _world("hangs", spec(2, 1, budget=1), 3, "finish join hung act fit", formed=True),
     _world("holds", spec(2, 1, budget=1), 2, "finish lost join error hold expire quit", formed=True),
-    _world("renewals", spec(2, 1, budget=1), 3, "finish lost join broken io fit expire", formed=True),
+    _world("renewals", spec(2, 1, budget=1), 3, "finish lost join broken fit expire", formed=True),
     _world("stuck", spec(2, 2, budget=1), 2, "finish error join progress", formed=True),
 )
 
