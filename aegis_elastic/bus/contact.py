@@ -21,7 +21,7 @@ import ssl
 import grpc
 import msgspec
 
-from aegis_elastic.bus import tls
+from aegis_elastic.bus import munge, tls
 
 METHOD = "/aegis.FirstContact/Hello"
 SERVER_NAME = "aegis"
@@ -95,13 +95,36 @@ def new_nonce() -> str:
 def hello_proof(secret: bytes, fingerprint: str, hello: Hello) -> str:
     """What only a worker that knows the secret, and was shown this certificate, can say with this Hello."""
     unproven = msgspec.structs.replace(hello, proof="")
-    return _mac(secret, "hello", fingerprint, msgspec.json.encode(unproven))
+    return _prove(secret, "hello", fingerprint, msgspec.json.encode(unproven))
+
+
+def is_hello_proof(secret: bytes, fingerprint: str, hello: Hello) -> bool:
+    """Whether this Hello's proof is what `hello_proof` makes. With munge it can be asked once."""
+    unproven = msgspec.structs.replace(hello, proof="")
+    return _is_proof(secret, hello.proof, "hello", fingerprint, msgspec.json.encode(unproven))
 
 
 def welcome_proof(secret: bytes, fingerprint: str, hello: Hello, welcome: Welcome) -> str:
     """What only a plane that knows the secret, and owns this certificate, can answer to this Hello."""
     unproven = msgspec.structs.replace(welcome, proof="")
-    return _mac(secret, "welcome", fingerprint, hello.nonce.encode() + msgspec.json.encode(unproven))
+    content = hello.nonce.encode() + msgspec.json.encode(unproven)
+    return _prove(secret, "welcome", fingerprint, content)
+
+
+def is_welcome_proof(secret: bytes, fingerprint: str, hello: Hello, welcome: Welcome) -> bool:
+    """Whether this Welcome's proof is what `welcome_proof` makes. With munge it can be asked once."""
+    content = hello.nonce.encode() + msgspec.json.encode(msgspec.structs.replace(welcome, proof=""))
+    return _is_proof(secret, welcome.proof, "welcome", fingerprint, content)
+
+
+def _prove(secret: bytes, label: str, fingerprint: str, content: bytes) -> str:
+    digest = _mac(secret, label, fingerprint, content)
+    return munge.prove(digest) if secret == munge.MUNGE else digest
+
+
+def _is_proof(secret: bytes, proof: str, label: str, fingerprint: str, content: bytes) -> bool:
+    digest = _mac(secret, label, fingerprint, content)
+    return munge.is_proof(proof, digest) if secret == munge.MUNGE else proofs_equal(proof, digest)
 
 
 def _mac(secret: bytes, label: str, fingerprint: str, content: bytes) -> str:
@@ -130,13 +153,11 @@ def call(host: str, port: int, hello: Hello, secret: bytes | None, timeout_s: fl
         except grpc.RpcError as error:
             raise _explained(error, f"{host}:{port}", hello, secret) from None
     welcome = msgspec.json.decode(answer, type=Welcome)
-    if secret is not None:
-        expected = welcome_proof(secret, fingerprint, hello, welcome)
-        if not proofs_equal(welcome.proof, expected):
-            raise ContactError(
-                f"cannot join job {hello.job!r}: the control plane at {host}:{port} could not prove that it "
-                "knows the join secret; give every node the same secret, or none"
-            )
+    if secret is not None and not is_welcome_proof(secret, fingerprint, hello, welcome):
+        raise ContactError(
+            f"cannot join job {hello.job!r}: the control plane at {host}:{port} could not prove that it "
+            "knows the join secret; give every node the same secret, or none"
+        )
     return Place(welcome, pem, proven=secret is not None)
 
 

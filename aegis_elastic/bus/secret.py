@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from aegis_elastic.bus import munge
+
 SECRET_ENV = "AEGIS_JOIN_SECRET"
 SHARED_FILE = "join-secret"
 KUBERNETES_FILE = Path("/var/run/secrets/aegis/join-secret")
@@ -26,14 +28,16 @@ def find_secret(
 ) -> tuple[bytes | None, str]:
     """The join secret and where it came from (for one line to the user), or (None, "").
 
-    Order: the file that was named, the environment, a 0600 file in the shared state directory (made there if
-    the directory is given and has none: the first node writes it, the others read it), the mounted Kubernetes
-    Secret.
+    Order: the file that was named, the environment, munge in a Slurm job, a 0600 file in the shared state
+    directory (made there if the directory is given and has none: the first node writes it, the others read
+    it), the mounted Kubernetes Secret.
     """
     if secret_file is not None:
         return read_secret(secret_file), f"the file {secret_file}"
     if SECRET_ENV in environment:
         return _checked(environment[SECRET_ENV].encode(), f"${SECRET_ENV}"), f"${SECRET_ENV}"
+    if "SLURM_JOB_ID" in environment and munge.works():
+        return munge.MUNGE, "munge: processes of this user on the nodes of this Slurm cluster"
     if state_dir is not None:
         path = state_dir / SHARED_FILE
         _make_shared(path)
@@ -59,6 +63,8 @@ def _checked(content: bytes, name: str) -> bytes:
     secret = content.strip()
     if len(secret) < SECRET_BYTES_MIN:
         raise SecretError(f"cannot use the join secret {name}: shorter than {SECRET_BYTES_MIN} bytes")
+    if secret == munge.MUNGE:
+        raise SecretError(f"cannot use the join secret {name}: {secret.decode()} is not secret")
     return secret
 
 
