@@ -83,8 +83,8 @@ def _install(peer: Peer, home: Path, python: Path) -> None:
     venv.create(home, with_pip=True, clear=True)
     places = sysconfig.get_paths("venv", {"base": str(home), "platbase": str(home)})
     site = Path(places["purelib"])
-    # behind its own packages: only what it doesn't bring itself comes from here
-    (site / "zz_base.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    # behind its own packages: only what it doesn't bring itself comes from here, and so does this project
+    (site / "zz_base.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{FOLDER.parent.parent}\n")
     pinned = home / "constraints.txt"
     pinned.write_text(f"torch=={version('torch').partition('+')[0]}\n")
     _call(python, "-m", "pip", "install", "--quiet", "-c", str(pinned), *peer.packages)

@@ -40,6 +40,9 @@ LATE = frozenset(
     )
 )
 
+# These go through the whole environment for variables of their own prefix, and keep nothing else of it.
+READS_ITS_OWN = frozenset(("tqdm",))
+
 
 class Unfit(Exception):
     """This process can't be held as a spare; ``without`` names the package that is to blame, if one is."""
@@ -152,8 +155,10 @@ def _import_ahead(preload: "ModuleType", uses_torch: bool, without: "frozenset[s
     before = frozenset(sys.modules)
     for name, names in found.modules:
         package = name.partition(".")[0]
-        if package in without or package in hidden:
+        if not without.isdisjoint((package, name)) or package in hidden:
             continue
+        # what torch can't import ahead of its own is no reason to do without the rest of it
+        blamed = name if package == "torch" else package
         with _Watch() as watch:
             try:
                 module = __import__(name, fromlist=list(names) or ["__name__"])
@@ -161,11 +166,11 @@ def _import_ahead(preload: "ModuleType", uses_torch: bool, without: "frozenset[s
                     getattr(module, each, None)
             except BaseException as error:  # noqa: BLE001 - SystemExit of an import is one more way to be unfit
                 why = f"importing {name} failed: {type(error).__name__}: {error}"
-                raise Unfit(why, package) from None
+                raise Unfit(why, blamed) from None
         if watch.read:
-            raise Unfit(f"{name} reads {watch.read} while it is imported", package)
+            raise Unfit(f"{name} reads {watch.read} while it is imported", blamed)
         if _holds_a_gpu():
-            raise Unfit(f"{name} opens a GPU while it is imported", package)
+            raise Unfit(f"{name} opens a GPU while it is imported", blamed)
     tops = {name.partition(".")[0] for name in set(sys.modules) - before}
     shadowed = sorted(tops & hidden)
     if shadowed:
@@ -201,8 +206,22 @@ class _Watch:
         return self._encode(key)  # type: ignore[no-any-return]
 
     def _copied(self, key: bytes) -> str:
-        self.read = self.read or "the whole environment"
+        if not self.read and _caller() not in READS_ITS_OWN:
+            self.read = "the whole environment"
         return self._decode(key)  # type: ignore[no-any-return]
+
+
+def _caller() -> str:
+    """The package of the code that asks ``os.environ`` for something."""
+    frame = sys._getframe(2)  # type: Any
+    while frame is not None and frame.f_globals.get("__name__") in (
+        "os",
+        "collections.abc",
+        "_collections_abc",
+    ):
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return str(name).partition(".")[0]
 
 
 def _holds_a_gpu() -> bool:

@@ -76,6 +76,29 @@ def test_a_package_that_would_behave_otherwise_is_left_to_the_script(
     assert stage.end(spec).stdout.startswith("False False")
 
 
+def test_who_looks_through_the_environment_for_variables_of_his_own_prefix_is_imported_ahead(
+    stage: Stage,
+) -> None:
+    """tqdm does, and torch itself imports it where it is installed."""
+    theirs = "import os\nOWN = {key: value for key, value in os.environ.items() if key.startswith('TQDM_')}"
+    env = package(stage, theirs, "tqdm") | package(stage, "import tqdm")
+    spec = stage.spec([stage.write("train.py", SHOW)], env)
+    assert isinstance(stage.hold(spec), Held)
+    stage.go(spec)
+    assert stage.end(spec).stdout == "True False ran\n"
+
+
+def test_what_torch_cannot_import_ahead_of_its_own_does_not_cost_the_rest_of_it(stage: Stage) -> None:
+    stage.write("site-packages/torch/__init__.py", "")
+    env = package(stage, "import os\nCOPY = dict(os.environ)", "torch/_dynamo")
+    spec = stage.spec([stage.write("train.py", "import sys, torch\nprint(torch.optim)")], env)
+    gone = stage.hold(spec)
+    assert isinstance(gone, SpareGone)
+    assert gone.without == "torch._dynamo"
+    held = stage.hold(spec, without=gone.without)
+    assert isinstance(held, Held), held
+
+
 def test_a_file_beside_the_script_hides_what_was_imported_ahead(stage: Stage) -> None:
     env = package(stage, "import shared")
     stage.write("site-packages/shared.py", "")
