@@ -76,11 +76,12 @@ def test_a_missing_gpu_found_by_the_bootcheck_isolates_the_node(
     assert report["reschedules"] == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("state", "finding"),
     [
         pytest.param("* count 8\n3 hang:nvmlDeviceGetTemperature 1\n", "gpu.timeout", id="a call that hangs"),
-        pytest.param("* count 7\n", "gpu.missing", id="a card gone", marks=pytest.mark.full),
+        pytest.param("* count 7\n", "gpu.missing", id="a card gone"),
     ],
 )
 def test_a_gpu_that_breaks_while_training_runs_brings_the_spare_in(
