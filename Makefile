@@ -4,8 +4,10 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.stamp
 SEED   ?= 1
+# empty: `make full` runs the tests and leaves the benchmarks (hours) out
+BENCH  ?= yes
 
-.PHONY: demo test full lint bench proof clean
+.PHONY: demo test full lint bench bench-all proof clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -30,16 +32,27 @@ full: $(STAMP)
 	@{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; echo "seed $(SEED)"; \
 	   date -u +"started %Y-%m-%dT%H:%M:%SZ"; } > build/full-results.txt
 	@set -o pipefail; AEGIS_SEED=$(SEED) $(PY) -m pytest -q -m "full or not full" \
-	  --hypothesis-seed=$(SEED) --durations=25 $(ARGS) 2>&1 | tee -a build/full-results.txt
+	  --hypothesis-seed=$(SEED) --durations=25 $(ARGS) 2>&1 | tee -a build/full-results.txt; rc=$$?; \
+	  if [ -n "$(BENCH)" ]; then $(MAKE) --no-print-directory bench-all 2>&1 \
+	    | tee -a build/full-results.txt || rc=1; fi; exit $$rc
 
 lint: $(STAMP)
 	@echo "aegis: ruff and mypy --strict"
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
+# Crashes, beside the peers, which it installs under build/peers; it says how long it takes before it begins.
 bench: $(STAMP)
-	@mkdir -p build
 	@$(PY) -m benchmarks.recovery --json build/recovery.json $(ARGS)
+	@$(PY) -m benchmarks.chart build/recovery.json build/recovery.svg
+
+# Every fault, start-up, and what we cost while nothing happens; all go on when one has failed.
+bench-all: $(STAMP)
+	@rc=0; \
+	  $(PY) -m benchmarks.startup --json build/startup.json || rc=1; \
+	  $(PY) -m benchmarks.overhead --json build/overhead.json || rc=1; \
+	  $(PY) -m benchmarks.recovery --faults all --json build/recovery.json || rc=1; \
+	  $(PY) -m benchmarks.chart build/recovery.json build/recovery.svg || rc=1; exit $$rc
 
 proof: $(STAMP)
 	@echo "aegis: model checking"

@@ -70,6 +70,7 @@ def python_of(name: str) -> str:
             failed.write_text(why)
             raise PeerMissing(why) from error
         done.touch()
+    _look_behind(home)
     return str(python)
 
 
@@ -81,16 +82,22 @@ def version_of(name: str) -> str:
 
 def _install(peer: Peer, home: Path, python: Path) -> None:
     venv.create(home, with_pip=True, clear=True)
-    places = sysconfig.get_paths("venv", {"base": str(home), "platbase": str(home)})
-    site = Path(places["purelib"])
-    # behind its own packages: only what it doesn't bring itself comes from here, and so does this project
-    (site / "zz_base.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{FOLDER.parent.parent}\n")
+    site = _look_behind(home)
     pinned = home / "constraints.txt"
     pinned.write_text(f"torch=={version('torch').partition('+')[0]}\n")
     _call(python, "-m", "pip", "install", "--quiet", "-c", str(pinned), *peer.packages)
     if peer.wheel:
         _unpack(peer.wheel, python, site)
     _call(python, "-c", f"import {peer.probe}")
+
+
+def _look_behind(home: Path) -> Path:
+    """Let the venv see what it doesn't bring itself: the packages of this Python, whichever that is today, and
+    this project. Returns its folder of packages."""
+    places = sysconfig.get_paths("venv", {"base": str(home), "platbase": str(home)})
+    site = Path(places["purelib"])
+    (site / "zz_base.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{FOLDER.parent.parent}\n")
+    return site
 
 
 def _unpack(wheel: str, python: Path, site: Path) -> None:
