@@ -2,9 +2,9 @@
 
     megatron_standin.py --save DIR --load DIR --save-interval 5 [--async-save] [--step-s 0.2]
 
-It ends at the first save after DIR.done has come. As in Megatron, an empty tracker ends the training with
-code 0 (when the file "go" has come). Every rank writes a line for each step to DIR.steps.<rank>, by which a
-test sees from where each start of training went on.
+It ends at the first save after DIR.done has come, and saves nothing while DIR.held is there. As in Megatron,
+an empty tracker ends the training with code 0 (when the file "go" has come). Every rank writes a line for each
+step to DIR.steps.<rank>, by which a test sees from where each start of training went on.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Training:
             time.sleep(self.args.step_s)
             if self.rank == 0 and self.args.save.with_name(f"{self.args.save.name}.done").exists():
                 (self.meeting / f"last.{step}").touch()
+            if self.rank == 0 and self.args.save.with_name(f"{self.args.save.name}.held").exists():
+                (self.meeting / f"no.{step}").touch()
             self.meet("step", step)
             last = last or (self.meeting / f"last.{step}").exists()
             aegis_elastic.progress(step)
@@ -59,7 +61,7 @@ class Training:
                 log.write(f"{self.life} {step}\n")
             if self.unfinished and step >= self.unfinished + 2:
                 self.finalise()
-            if step % self.args.save_interval == 0:
+            if step % self.args.save_interval == 0 and not (self.meeting / f"no.{step}").exists():
                 self.save(step)
         if self.unfinished:
             self.finalise()
