@@ -25,7 +25,7 @@ from aegis_elastic.control.brake import BrakeDesk
 from aegis_elastic.control.config import PlaneConfig
 from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.guarding import GuardKeeper
-from aegis_elastic.core import guard
+from aegis_elastic.core import guard, verdicts
 from aegis_elastic.core.events import Act, Event, Evict, Noted, Page, RecordErrorNode, Renew
 from aegis_elastic.core.guard import Action, Case, Deed, Outcome
 from aegis_elastic.core.machine.change import feasible
@@ -96,6 +96,10 @@ class GuardianDesk:
             self._begin("look", self._look_again_and_again())
         for event, made in done:
             self._count(made.status, event, made.name, made.effects)
+            if isinstance(event, Noted) and verdicts.pages(event.code):
+                what = f"{self._job}.{event.code}.{event.worker}.{made.status.incarnation}"
+                text = f"{event.worker or event.node_name or 'the job'}: {event.detail}"
+                self._to_page.append((event.node_name, what, text, False))
             if isinstance(event, Noted) and event.node_name and not event.code.startswith("guard."):
                 notes = self._seen.setdefault(event.node_name, collections.deque(maxlen=NOTES_MAX))
                 notes.append(f"{event.code}: {event.detail}")

@@ -28,6 +28,7 @@ from aegis_elastic.launch import (
     screen,
     signatures,
     slurm_script,
+    verdicts,
 )
 from aegis_elastic.launch.follow import follow
 from aegis_elastic.launch.status_screen import render_line, render_status
@@ -92,7 +93,14 @@ def _parser() -> argparse.ArgumentParser:
     log = add("log", _log, "Show the job's journal: every event, decision and reason.", as_json)
     log.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
     add("report", _report, "Show the report of a job that has ended.", as_json)
-    again = add("replay", _replay, "Feed a journal to the phase machine again and compare every line.")
+    again = add(
+        "replay",
+        _replay,
+        "Feed a journal to the phase machine again and compare every line; with --policy, say what the guard "
+        "would have done under another policy.",
+        as_json,
+    )
+    again.add_argument("--policy", type=Path, metavar="FILE", help="a policy file, as aegis-run takes it")
     again.add_argument(
         "journal", nargs="?", type=Path, metavar="RUN|JOURNAL", help="a run directory or a journal.jsonl"
     )
@@ -105,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     slurm_script.add_command(add)
     asking.add_commands(add, _way_to)
     nodes.add_commands(add, as_json, _way_to)
+    verdicts.add_command(add, as_json)
     return parser
 
 
@@ -177,6 +186,8 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 
 def _replay(args: argparse.Namespace, console: Console) -> int:
     path = args.journal if args.journal is not None else _run_dir(args)
+    if args.policy is not None:
+        return verdicts.look_back(records.read_journal(path), args.policy, args.json, console)
     result = replay(records.read_journal(path))
     if not result.ok:
         console.print(

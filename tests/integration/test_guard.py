@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_a_mark_that_lasts_is_acted_on_and_humans_hear_of_it(tmp_path: Path) -> 
         (tmp_path / "end").touch()
         assert launch.wait() == 0
         assert received.url not in launch.output + (job.journal_file or tmp_path).read_text()
+
+        # The recorded run under other policies: the very same one, and one that would have waited.
+        (tmp_path / "same.toml").write_text("[guard]\npersistence_s = 1.5\nlook_s = 0.5\n")
+        (tmp_path / "calm.toml").write_text("[guard]\npersistence_s = 3600\n")
+        run = str(job.run_dir)
+        same = job.ctl("replay", run, "--policy", str(tmp_path / "same.toml"))
+        assert same.stdout.splitlines()[0].startswith("same    "), same.stdout + same.stderr
+        calm = job.ctl("replay", run, "--policy", str(tmp_path / "calm.toml"))
+        assert calm.returncode == 1, calm.stdout + calm.stderr
+        assert re.match(r"DIFFERS .* marked frozen: acted after \d s; with this policy: nothing", calm.stdout)
 
 
 def test_in_shadow_mode_it_only_says_what_it_would_do(tmp_path: Path) -> None:
