@@ -251,6 +251,7 @@ class Drop:
     """
 
     _BUSY_SHARE = 0.05
+    _LEARN_SHARE = 0.002
     _BYTES_MIN = _MIB  # in a window
     _QUEUED_MIN = 1 << 16  # a queue that long is no small message
     _KEPT = 60
@@ -282,16 +283,16 @@ class Drop:
         if self._samples < self._rules.drop_window:
             return None
         rate = self._bytes / self._busy_s if self._busy_s else 0.0
-        much = self._bytes >= self._BYTES_MIN
-        judged = self._busy_s >= self._BUSY_SHARE * self._window_s and (
-            much or 2 * self._full >= self._samples
-        )
+        share = self._busy_s / self._window_s if self._window_s else 0.0
+        much, full = self._bytes >= self._BYTES_MIN, 2 * self._full >= self._samples
         self._clear()
-        if judged and len(self._healthy) < self._rules.drop_warm_up:
-            if much:
-                self._healthy.append(rate)
-            return None
-        return self._judge(rate) if judged else None
+        known = len(self._healthy) >= self._rules.drop_warm_up
+        if known and share >= self._BUSY_SHARE and (much or full):
+            return self._judge(rate)
+        if much and share >= self._LEARN_SHARE:
+            # A fast link is busy for a moment of each step only: nothing to judge, but much to learn from.
+            self._healthy.append(rate)
+        return None
 
     def _judge(self, rate: float) -> Fired | None:
         usual, poor = statistics.median(self._healthy), sorted(self._healthy)[len(self._healthy) // 10]

@@ -13,7 +13,7 @@ from aegis_elastic.core.anomalies import Drop, Fired, Growth, Idle, Rules, trend
 RULES = Rules()
 MIB = 1 << 20
 GIB = 1 << 30
-HOUR = 3600
+LONG = 1800
 
 
 def idle(values: Iterable[float], rule: Idle | None = None) -> list[Fired]:
@@ -63,7 +63,7 @@ def test_before_it_has_worked_for_a_while_nobody_is_idle() -> None:
 def test_bursts_and_pauses_of_a_healthy_training_are_silent(busy: float) -> None:
     dice = random.Random(1)
     values: list[float] = []
-    while len(values) < 2 * HOUR:
+    while len(values) < 2 * LONG:
         values += [busy * dice.uniform(0.5, 1.5) for _ in range(dice.randint(100, 400))]
         values += [0.0] * dice.randint(0, 55)  # a checkpoint
     assert idle(values) == []
@@ -114,15 +114,15 @@ def test_a_leak_under_a_collectors_saw_and_noise_is_found() -> None:
 @pytest.mark.parametrize(
     "used",
     [
-        [2.0 * GIB] * HOUR,
-        [2 * GIB + (s % 60) * 20 * MIB for s in range(HOUR)],  # a collector's saw
-        [6 * GIB * (1 - math.exp(-s / 300)) for s in range(HOUR)],  # a cache that fills
-        [6 * GIB * (1 - math.exp(-s / 900)) for s in range(HOUR)],  # a slower one
-        [min(2 * GIB + 40 * MIB * s, 10 * GIB) for s in range(HOUR)],  # all of a dataset, in four minutes
-        [2 * GIB + 20 * MIB * (s // 600) for s in range(HOUR)],  # a little more with each checkpoint
-        [2 * GIB + 0.1 * MIB * s for s in range(HOUR)],  # full in two days: not before anybody looks
-        [4 * GIB - MIB * s / 2 for s in range(HOUR)],
-        [2 * GIB + 300 * MIB * math.sin(s / 400) for s in range(HOUR)],
+        [2.0 * GIB] * LONG,
+        [2 * GIB + (s % 60) * 20 * MIB for s in range(LONG)],  # a collector's saw
+        [6 * GIB * (1 - math.exp(-s / 300)) for s in range(LONG)],  # a cache that fills
+        [6 * GIB * (1 - math.exp(-s / 900)) for s in range(LONG)],  # a slower one
+        [min(2 * GIB + 40 * MIB * s, 10 * GIB) for s in range(LONG)],  # all of a dataset, in four minutes
+        [2 * GIB + 20 * MIB * (s // 600) for s in range(LONG)],  # a little more with each checkpoint
+        [2 * GIB + 0.1 * MIB * s for s in range(LONG)],  # full in two days: not before anybody looks
+        [4 * GIB - MIB * s / 2 for s in range(LONG)],
+        [2 * GIB + 300 * MIB * math.sin(s / 400) for s in range(LONG)],
     ],
     ids=["flat", "saw", "cache", "slow-cache", "dataset", "steps", "slow", "falling", "tide"],
 )
