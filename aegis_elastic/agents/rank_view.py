@@ -37,6 +37,7 @@ class RankView:
         self._steady = 0
         self._beat = (-1, 0, 0.0)  # step, beats, monotonic s of the last
         self._said_longest_s = 0.0
+        self._first_s = 0.0
         self.ended = False
 
     @property
@@ -76,12 +77,15 @@ class RankView:
     def _read(self, reader: SlotReader, now_s: float) -> None:
         beat, call = reader.beat(), reader.call()
         step, beats, last_ns, longest_ns = -1, 0, 0, 0
+        first_ns = beat.first_ns if beat is not None else 0
         if beat is not None:
             step, beats, last_ns, longest_ns = beat.step, beat.beats, beat.last_ns, beat.longest_ns
         if call is not None:
             # who says its step knows better than we do
             step, beats, last_ns = call.step, beats + call.calls, max(last_ns, call.last_ns)
         before = self._beat
+        if beats and not before[1]:
+            self._first_s = max((first_ns or last_ns) / 1e9 - self._began_s, 0.0)
         self._said_longest_s = max(self._said_longest_s, longest_ns / 1e9)
         if beats > before[1]:
             if before[1]:
@@ -123,6 +127,7 @@ class RankView:
             rank=self.rank,
             step=step,
             beats=beats,
+            first_s=round(self._first_s, 3),
             idle_s=round(self.idle_s(now_s), 3),
             longest_s=round(self._said_longest_s, 3),
             step_s=round(statistics.median(self._steps), 4) if self._steps else 0.0,

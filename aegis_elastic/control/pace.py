@@ -16,7 +16,7 @@ import msgspec
 
 from aegis_elastic.control.desks import Decided
 from aegis_elastic.core import pace, straggler
-from aegis_elastic.core.events import Event, Mark, Noted, Progress, Saved, Unmark
+from aegis_elastic.core.events import Event, Mark, Noted, Progress, Saved, Started, Unmark
 from aegis_elastic.core.hang import Hang, Seen, judge
 from aegis_elastic.core.messages import Message, MessageType, ReportData
 from aegis_elastic.core.model import Phase, PodInfo, Status, Verdict
@@ -163,7 +163,7 @@ class PaceDesk:
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND:
             return ()
-        events = [*self._judge_silence(status, now_s), *self._ended_early(status)]
+        events = [*self._judge_silence(status, now_s), *self._ended_early(status), *self._first_step(status)]
         if self._step > status.highest_step and now_s >= self._recorded_s + RECORD_S:
             self._recorded_s = now_s
             events.append(Progress(self._step))
@@ -246,6 +246,18 @@ class PaceDesk:
             early = rank.ended and rank.beats and furthest >= rank.step + EARLY_STEPS
             if early and self._once(rank.rank, "ended"):
                 yield _ended_early(pod, rank, furthest)
+
+    def _first_step(self, status: Status) -> Iterator[Event]:
+        """When all ranks have made their first step, a recovery is over."""
+        told = [
+            rank for pod in status.pods if pod.name in self._told for rank in self._told[pod.name].facts.ranks
+        ]
+        if len(told) < sum(pod.nproc for pod in status.pods) or not all(rank.beats for rank in told):
+            return
+        last = max(told, key=lambda rank: rank.first_s)
+        if self._once(-1, "first step"):
+            pod = next(pod for pod in status.pods if last in self._told[pod.name].facts.ranks)
+            yield Started(pod.name, pod.uid, status.incarnation, {"first_step_s": last.first_s})
 
     def _once(self, rank: int, what: str) -> bool:
         assert self._status is not None

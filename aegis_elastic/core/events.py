@@ -81,7 +81,8 @@ class Finish(_Event, tag="finish", frozen=True, rename="camel"):
 class Started(_Event, tag="started", frozen=True, rename="camel"):
     """A worker's training processes of this incarnation are running; nothing to decide, but worth a line.
 
-    `timings_s`: "rendezvous_s" and "start_s", from the order's arrival to the last process started.
+    `timings_s`: "rendezvous_s" and "start_s", from the order's arrival to the last process started; later,
+    once for all, "first_step_s", from there until every rank had made a step.
     """
 
     worker: str

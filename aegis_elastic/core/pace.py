@@ -46,16 +46,18 @@ class Own(msgspec.Struct, frozen=True, rename="camel"):
 class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One rank as its agent saw it at one look.
 
-    `step` -1: it has told of none; `beats` how many it made. `idle_s` since the last one, or since the start.
-    `longest_s`, `step_s`: its longest pause so far and its usual one. `state` is the kernel's letter,
-    `state_s` how long it has been that at every look. `stack` as `core.stacks.pack` writes it, read only
-    while something is odd; `steady` counts the looks in a row that found it at that very place. On the wire
-    `stack_at` says instead which of the node's stacks it is: most ranks wait at the same place.
+    `step` -1: it has told of none; `beats` how many it made, the first `first_s` after the start. `idle_s`
+    since the last one, or since the start. `longest_s`, `step_s`: its longest pause so far and its usual one.
+    `state` is the kernel's letter, `state_s` how long it has been that at every look. `stack` as
+    `core.stacks.pack` writes it, read only while something is odd; `steady` counts the looks in a row that
+    found it at that very place. On the wire `stack_at` says instead which of the node's stacks it is: most
+    ranks wait at the same place.
     """
 
     rank: _Count
     step: _Step = -1
     beats: _Count = 0
+    first_s: _Time = 0.0
     idle_s: _Time = 0.0
     longest_s: _Time = 0.0
     step_s: _Time = 0.0

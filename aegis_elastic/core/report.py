@@ -313,6 +313,9 @@ class _Story:
     def _start(self, event: Started, t: float) -> None:
         key = (event.incarnation, event.worker)
         mend = next((mend for mend in self.mends if mend.n + 1 == event.incarnation), None)
+        if mend is not None and "first_step_s" in event.timings_s:  # told later, and of all ranks at once
+            _keep_longest(mend.timings_s, event.timings_s)
+            return
         if mend is None or key in self._started:
             return
         self._started.add(key)
@@ -339,6 +342,7 @@ def _recovery(mend: _Mend) -> Recovery:
     if mend.finished_at is not None:
         decide_s += ran_at - mend.finished_at
     over = ran_at if mend.started_at is None else mend.started_at
+    first_step_s = mend.timings_s.get("first_step_s")
     return Recovery(
         detect_s=mend.detect_s,
         diagnose_s=mend.timings_s.get("diagnose_s"),
@@ -346,8 +350,8 @@ def _recovery(mend: _Mend) -> Recovery:
         stop_s=mend.timings_s.get("stop_s"),
         rendezvous_s=mend.timings_s.get("rendezvous_s"),
         start_s=mend.timings_s.get("start_s"),
-        first_step_s=None,
-        total_s=(mend.detect_s or 0.0) + over - mend.noticed_at,
+        first_step_s=first_step_s,
+        total_s=(mend.detect_s or 0.0) + over - mend.noticed_at + (first_step_s or 0.0),
     )
 
 

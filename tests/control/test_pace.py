@@ -22,6 +22,7 @@ from aegis_elastic.core.events import (
     Progress,
     Reconcile,
     Saved,
+    Started,
     Unmark,
 )
 from aegis_elastic.core.machine import create, step
@@ -49,6 +50,7 @@ class Office:
         )
         self.now_s = time.monotonic()
         self.look = 0
+        self.done: list[Event] = []
         self.desk.followed(self.status, ())
         for name in NAMES:
             self.step(Join(name, f"uid-{name}", f"node-{name}", "127.0.0.1", 1))
@@ -111,8 +113,9 @@ class Office:
                 self.hear(name, **common | told.get(name, {}))
         events = [*self.fed, *self.desk.turn(self.now_s)]
         self.fed.clear()
+        self.done += events
         self.step(*events)
-        return [event for event in events if not isinstance(event, Progress)]
+        return [event for event in events if not isinstance(event, (Progress, Started))]
 
     def marks(self) -> set[tuple[str, str]]:
         return {(mark.node_name, mark.verdict.value) for mark in self.status.marks}
@@ -268,6 +271,15 @@ def test_a_node_that_is_done_while_others_train_on_is_said_too(office: Office) -
     assert isinstance(event, Mark)
     assert event.verdict is Verdict.STALLED
     assert "rank 3 has ended already" in event.reason
+
+
+def test_the_first_step_of_all_ranks_is_told_once(office: Office) -> None:
+    office.turn(firstS=2.5, c={"beats": 0, "step": -1})
+    assert not any(isinstance(event, Started) for event in office.done)
+    office.turn(firstS=2.5, c={"firstS": 4.5})
+    office.turn(firstS=2.5, c={"firstS": 4.5})
+    (started,) = (event for event in office.done if isinstance(event, Started))
+    assert (started.worker, started.timings_s) == ("c", {"first_step_s": 4.5})
 
 
 def test_the_record_learns_how_far_training_is_now_and_then(office: Office) -> None:

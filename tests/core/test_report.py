@@ -136,6 +136,11 @@ def test_a_crash_its_consequences_and_its_recovery_by_segment() -> None:
     assert mend.total_s == pytest.approx(7.01)
     assert report.outcome == "unfinished"
     assert report.summary == "at most 2 restarts, 1 used; 0 reschedules for hardware"
+    run.now = 109.0
+    run.tell(Started("w1", "w1/1", 2, {"first_step_s": 1.5}))
+    (mend,) = run.report().recoveries
+    assert (mend.first_step_s, mend.rendezvous_s) == (1.5, 1.1)
+    assert mend.total_s == pytest.approx(8.51)
 
 
 def test_the_worked_example_as_a_report() -> None:
