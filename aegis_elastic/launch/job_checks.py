@@ -50,7 +50,7 @@ def look(find: FindJob, args: argparse.Namespace, console: Console, asked: Mappi
         begun = _ask(way, "look", {**asked, "while_training": args.while_training})
     except AdminRefused as error:
         raise UsageError(str(error)) from error
-    progress = _follow(way, begun, args.json)
+    progress = _follow(way, begun, float(asked.get("burn_s") or begun.limit_s), args.json)
     if args.json:
         print(_as_json(progress))
     else:
@@ -74,31 +74,31 @@ def _ask(way: Admin, op: str, args: Mapping[str, Any]) -> Progress:
     return msgspec.convert(admin.call(way, op, args, timeout_s=ANSWER_S), Progress)
 
 
-def _follow(way: Admin, begun: Progress, quiet: bool) -> Progress:
-    """Wait until it is over; bars meanwhile where people look on."""
-    progress, seen = begun, set[tuple[str, str]]()
+def _follow(way: Admin, begun: Progress, usual_s: float, quiet: bool) -> Progress:
+    """Wait until it is over; bars meanwhile where people look on, full after `usual_s`."""
+    progress, seen = begun, set[str]()
     with ExitStack() as undo:
         bars = undo.enter_context(Bars(quiet))
         for node in progress.nodes:
-            bars.add(node.worker, progress.limit_s)
+            bars.add(node.worker, usual_s)
         while not progress.over:
             progress = _ask(way, "looked", {"look": begun.look})
             for node in progress.nodes:
-                _draw(bars, node, progress.limit_s, seen)
+                _draw(bars, node, usual_s, seen)
     return progress
 
 
-def _draw(bars: Bars, node: NodeAnswer, limit_s: float, seen: set[tuple[str, str]]) -> None:
+def _draw(bars: Bars, node: NodeAnswer, usual_s: float, seen: set[str]) -> None:
     answer = node.answer
     if answer is None:
         return
     for device in answer.devices:
-        bars.show(f"{node.worker} {device.device}", limit_s, device.elapsed_s, clean(device.says, 80))
+        bars.show(f"{node.worker} {device.device}", usual_s, device.elapsed_s, clean(device.says, 80))
     took_s = sum(result.duration_s for result in answer.results)
     names = ", ".join(result.check_type for result in answer.results)
-    bars.show(node.worker, limit_s, took_s, clean(names, 60))
-    if answer.done and (node.worker, "done") not in seen:
-        seen.add((node.worker, "done"))
+    bars.show(node.worker, usual_s, took_s, clean(names, 60))
+    if answer.done and node.worker not in seen:
+        seen.add(node.worker)
         bars.end(node.worker, _passed(node))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -82,4 +83,11 @@ def test_what_would_disturb_a_training_wants_to_be_asked_for(tmp_path: Path) -> 
         }
         burnt = nodes_of(job.ctl("burn", "--minutes", "0.02", "--while-training", "--json"))
         assert [list(found) for found in burnt.values()] == [["burn cpu"], ["burn cpu"]]
+        # One that doesn't answer is a finding, and the other's answer is shown all the same.
+        launches[1].process.send_signal(signal.SIGSTOP)
+        silent = job.ctl("check", "runtime", "--budget", "runtime=1")
+        launches[1].process.send_signal(signal.SIGCONT)
+        assert silent.returncode == 1
+        assert "NO ANSWER in 21 s" in silent.stdout
+        assert "a on " in silent.stdout and "usable (no GPU here" in silent.stdout
         training.end(*launches)
