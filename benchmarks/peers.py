@@ -65,7 +65,7 @@ def python_of(name: str) -> str:
         try:
             _install(PEERS[name], home, python)
         except (OSError, subprocess.SubprocessError, PeerMissing) as error:
-            why = f"cannot install {name}: {error}"
+            why = f"cannot install {name} (remove {home} to try again): {error}"
             home.mkdir(parents=True, exist_ok=True)
             failed.write_text(why)
             raise PeerMissing(why) from error
@@ -92,8 +92,8 @@ def _install(peer: Peer, home: Path, python: Path) -> None:
 
 
 def _look_behind(home: Path) -> Path:
-    """Let the venv see what it doesn't bring itself: the packages of this Python, whichever that is today, and
-    this project. Returns its folder of packages."""
+    """Let the venv see what it doesn't bring itself: the packages of this Python, whichever that is today,
+    and this project. Returns its folder of packages."""
     places = sysconfig.get_paths("venv", {"base": str(home), "platbase": str(home)})
     site = Path(places["purelib"])
     (site / "zz_base.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{FOLDER.parent.parent}\n")

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 if TYPE_CHECKING or __name__ != "__main__":
+    from aegis_elastic.agents.guard_heed import cannot_hear, standing
     from aegis_elastic.agents.guard_leaving import Leavers
     from aegis_elastic.agents.guard_ranks import (
         FORWARDED,
@@ -64,6 +65,7 @@ else:
     # run as a program: isolated, so without the package. Last on the path, so that no stdlib module is
     # shadowed
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from guard_heed import cannot_hear, standing
     from guard_leaving import Leavers
     from guard_ranks import (
         FORWARDED,
@@ -82,6 +84,7 @@ else:
 
 RUN, TERM, KILL = "run", "term", "kill"
 READ_SIZE = 1 << 16
+LOOK_S = 0.05  # between two looks at whether a rank can hear that it is to stop
 EXIT_UNCAUGHT = 1  # of a Python whose script ended in an exception
 
 
@@ -96,9 +99,10 @@ class Guard:
         self._generation = -1
         self._failure_seen = False
         self._phase = RUN
-        self._deadline_s = 0.0
+        self._deadline_s = self._look_s = 0.0
         self._reply: dict[str, Any] = {}  # what the end of the kill phase tells the launcher
         self._asked: list[int] = []  # who has been sent the signal of a stop order
+        self._before: dict[int, tuple[bytes, int] | None] = {}  # how they stood; none: they are waited for
         self._killed: set[int] = set()
         self._unkillable: set[int] = set()  # given up: survived SIGKILL for kill_wait_s
         self._closing = self._finished = False
@@ -133,7 +137,10 @@ class Guard:
             self._begin_kill()
 
     def _timeout_s(self) -> float | None:
-        return None if self._phase == RUN else max(0.0, self._deadline_s - time.monotonic())
+        if self._phase == RUN:
+            return None
+        left_s = max(0.0, self._deadline_s - time.monotonic())
+        return min(left_s, LOOK_S) if self._phase == TERM and self._before else left_s
 
     def _dispatch(self, fd: int, mask: int) -> None:
         if fd == self._channel.fileno():
@@ -292,7 +299,10 @@ class Guard:
             return  # already the strongest form; its "stopped" is on the way
         if grace_s > 0:
             self._phase, self._deadline_s = TERM, time.monotonic() + grace_s
-            self._asked = self._signal_ranks(signum)
+            self._look_s = time.monotonic() + LOOK_S
+            told = [pid for rank in self._alive() for pid in programs_of(rank.pid)]
+            self._before = {} if patient else {pid: standing(pid) for pid in told}
+            self._asked = [pid for pid in told if send_signal(pid, signum)]
             if not patient:
                 self._asked = [pid for pid in self._asked if not ignores(pid, signum)]
         else:
@@ -312,6 +322,9 @@ class Guard:
         return all(tree.get(pid, "Z") == "Z" for pid in self._asked)
 
     def _advance(self) -> None:
+        if self._phase == TERM and self._before and time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + LOOK_S
+            self._asked = [pid for pid in self._asked if not cannot_hear(pid, self._before.get(pid))]
         if self._phase == TERM and (self._asked_are_gone() or time.monotonic() >= self._deadline_s):
             self._begin_kill()
         if self._phase != KILL:
