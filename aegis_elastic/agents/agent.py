@@ -285,7 +285,8 @@ class AegisElasticAgent(IndependentBody):
         over = {"the job has ended: Succeed": 0, "the job has ended: Failed": 1}
         ends = (code for end, code in over.items() if refused.reason.endswith(end))
         code = next(ends, self._set.isolate_exit_code)
-        self._leaving = True  # or the order that goes to those who stay would make us wait as a spare
+        # The order that goes to those who stay would make us wait as a spare.
+        self._leaving, self._deadline = True, None
         self._stop_then(lambda: self._leave(code, refused.reason))
 
     def _on_renew(self, told: RenewSelf) -> None:

@@ -32,6 +32,7 @@ REST_FACTOR = 4.0
 WATCHES_MAX = 512
 KEPT = 8  # checkpoints in a report: what was completed while a few reports were lost
 CLOSE_S = 5.0
+PATH_CHARS = 512
 UNREAD_S = 1.0  # a tracker is empty for a moment whenever it is written
 
 
@@ -74,7 +75,7 @@ class BoundaryWatcher:
         self._silent: set[str] = set()
         # Trackers that mean nothing, and since when.
         self._bad: dict[str, float] = {}
-        self._closing = False
+        self._closing = self._broke = False
         self._read_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
 
@@ -110,7 +111,7 @@ class BoundaryWatcher:
         with self._lock:
             if not self._saved and not self._unread:
                 return None
-            return {"saved": list(self._saved), "unread": self._unread}
+            return {"saved": list(self._saved), "unread": _printable(self._unread)}
 
     def close(self) -> None:
         """End the thread. It may hang on a dead network file system: then it is left behind, as a daemon."""
@@ -169,7 +170,12 @@ class BoundaryWatcher:
                 continue
             if now_s >= due_s:
                 self._silent.clear()
-            wanted = self._look(inotify)
+            try:
+                wanted = self._look(inotify)
+            except Exception:  # somebody's file is stranger than we thought: the next look may go
+                if not self._broke:
+                    logger.exception("cannot look for checkpoints; trying again")
+                wanted, self._broke = False, True
             took_s = time.monotonic() - now_s
             rested_s = time.monotonic() + max(REST_S, REST_FACTOR * took_s)
             due_s = time.monotonic() + (UNREAD_S if self._bad and not self._unread else self._relist_s)
@@ -236,7 +242,7 @@ class BoundaryWatcher:
                     {
                         "number": self._count,
                         "step": checkpoint.step,
-                        "path": path[-1024:],
+                        "path": _printable(path),
                         "kind": checkpoint.kind,
                         "time": time.time(),
                     }
@@ -264,6 +270,12 @@ class BoundaryWatcher:
                 self._silent.add(path)
                 logger.debug("no news from %s: %s", path, error)
         return added
+
+
+def _printable(path: str) -> str:
+    """A path for people and the wire: names need be neither text nor short."""
+    text = os.fsencode(path).decode("utf-8", "replace")
+    return "".join(sign if sign.isprintable() else "?" for sign in text[-PATH_CHARS:])
 
 
 def _nearest(path: str) -> str:

@@ -61,6 +61,13 @@ class Fitness:
         if not self._checks:
             self._tell(True, "not checked, as the job asks for no checks")
             return
+        try:
+            self._begin()
+        except (OSError, RuntimeError) as error:  # no process, no store: nothing that the agent should die of
+            self.forget()
+            self._tell(False, f"cannot run its checks: {error}")
+
+    def _begin(self) -> None:
         request = CheckRequest(
             checks=self._checks,
             worker=self._me.worker,

@@ -13,7 +13,7 @@ FOLDERS_DEEP_MAX = 6
 ENTRIES_MAX = 20_000
 # A folder that holds one checkpoint, by its name: not looked into again once it is done with.
 _ONE_CHECKPOINT = re.compile(
-    r"(iter|checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+|\d{1,7}|.*step=\d.*|.*\.ckpt|.*-last"
+    r"(iter|checkpoint|ckpt|global_step|step|epoch)[-_=]?\d+|.*step=\d.*|.*\.ckpt|.*-last"
 )
 
 

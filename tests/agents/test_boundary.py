@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
 from aegis_elastic.agents.boundary import BoundaryWatcher
 from aegis_elastic.agents.watchers import Watched
+from aegis_elastic.control.boundaries import BoundaryFacts
 from aegis_elastic.core.checkpoints.arguments import Place
+from aegis_elastic.core.messages import WATCHED_BYTES_MAX
 from aegis_elastic.core.ranks import Seat
 from tests.core.checkpoints import scenes
 from tests.core.checkpoints.scenes import Save, Scene
@@ -244,6 +247,18 @@ def test_what_is_finished_costs_nothing_any_more(tmp_path: Path, watch_of: Any) 
     watch.wait_steps(400)
     lister = watch.watcher._folders[0].lister
     assert len(lister.look().files) <= 6
+
+
+def test_names_that_are_no_text_and_long_ones_are_told_all_the_same(tmp_path: Path, watch_of: Any) -> None:
+    top = os.fsdecode(bytes(tmp_path) + b"/\xff\x01" + "\u00e9".encode() * 100)
+    watch = watch_of(Place("auto", top))
+    watch.start()
+    for step in range(1, 11):
+        save(scenes.dcp(DiskScene(Path(top)), "\u4e00" * 80 + f"-{step}"))
+        watch.wait_steps(*range(max(step - 7, 1), step + 1))
+    raw = msgspec.json.encode(watch.watcher.news())
+    assert len(raw) <= WATCHED_BYTES_MAX
+    assert msgspec.json.decode(raw, type=BoundaryFacts)
 
 
 def test_a_folder_that_cannot_be_read_or_is_a_file_is_no_trouble(tmp_path: Path, watch_of: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import selectors
 import time
 from collections.abc import Iterator
@@ -78,6 +79,17 @@ def test_a_node_without_its_storage_is_not_fit_and_says_why(tmp_path: Path, spar
     told = spare.wait()
     assert told["fit"] is False
     assert "mount/checkpoints" in told["reason"]
+
+
+def test_a_node_whose_address_is_not_its_own_is_not_fit(
+    spare_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare = spare_of(("health",))
+    monkeypatch.setattr(spare.fitness, "_me", dataclasses.replace(ME, node_ip="192.0.2.1"))
+    spare.fitness.begin()
+    told = spare.wait()
+    assert told["fit"] is False
+    assert "cannot run its checks" in told["reason"]
 
 
 def test_one_that_gets_a_seat_meanwhile_ends_its_checks(spare_of: Any) -> None:

@@ -3,8 +3,8 @@
     megatron_standin.py --save DIR --load DIR --save-interval 5 [--async-save] [--step-s 0.2]
 
 It ends at the first save after DIR.done has come, and saves nothing while DIR.held is there. As in Megatron,
-an empty tracker ends the training with code 0 (when the file "go" has come). Every rank writes a line for each
-step to DIR.steps.<rank>, by which a test sees from where each start of training went on.
+an empty tracker ends the training with code 0 (when the file "go" has come). Every rank writes a line a step
+to DIR.steps.<rank>, by which a test sees from where each start of training went on.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from aegis_elastic.core.events import Noted, Page, Saved
 from aegis_elastic.testing.netns import Net
 from tests.integration.frameworks import HF_TRAINER, LIGHTNING, python_with_frameworks
 from tests.integration.harness import Job, Launch, hosts
+from tests.observe.receiver import receiver
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.netns]
 STANDIN = Path(__file__).with_name("megatron_standin.py")
@@ -45,12 +46,17 @@ class Eviction:
         events = [line.event for line in self.job.journal()]
         return "\n".join(e.detail for e in events if isinstance(e, Noted) and e.code == code)
 
+    def reason(self, name: str) -> str:
+        """Why the first decision of that name was made."""
+        return next(line.reason for line in self.job.journal() if line.transition == name)
+
     def evicted_at(self) -> Saved:
         """The boundary; the journal has mark, boundary and eviction in that order."""
         names = self.names()
         evicted = names.index("evict")
         boundary = max(at for at, name in enumerate(names[:evicted]) if name == "saved")
-        assert names.index("marked") < names.index("may_evict") < boundary < evicted
+        assert names.index("marked") < boundary < evicted
+        assert names.index("may_evict") < evicted, "whether the guard allows it before the boundary, or at it"
         saved = self.job.journal()[boundary].event
         assert isinstance(saved, Saved)
         return saved
@@ -159,3 +165,96 @@ def test_a_slow_node_that_nobody_can_replace_stays(
         assert "no checked spare waits" in decided.reason
         (tmp_path / "ckpt.done").touch()
         assert [launch.wait() for launch in eviction.launches[:2]] == [0, 0]
+
+
+@pytest.mark.full
+def test_a_boundary_that_does_not_come_calls_a_human(tmp_path: Path) -> None:
+    """Three usual intervals without a checkpoint, and a slow node waits for one: nothing else is done."""
+    env = {"PYTHONPATH": str(STANDIN.parents[2])}
+    with receiver() as received, Job(tmp_path, nproc=2, flags=FLAGS, env=env) as job:
+        flags = ["--aegis-notify", received.url]
+        launch = job.start(STANDIN, "--save", "ckpt", "--load", "ckpt", worker="w", flags=flags)
+        job.wait(lambda view: [line.transition for line in job.journal()].count("saved") >= 3, "checkpoints")
+        (tmp_path / "ckpt.held").touch()
+        assert job.ctl("hang", "w", "--verdict", "slow", "--reason", "1.4 times its peers").returncode == 0
+        [page] = received.wait(1)
+        assert "waits to be evicted at a checkpoint" in page["message"]
+        assert "3 times the usual" in page["message"]
+        assert job.view()["incarnation"] == 1
+        (tmp_path / "ckpt.done").touch()
+        assert launch.wait() == 0
+
+
+# What knows nothing of us: gloo DDP with torch's own checkpoints. On the host "node1" one loader is slow.
+DDP = """
+import argparse, os, socket, time, torch
+import torch.distributed as dist
+from pathlib import Path
+from torch.distributed import checkpoint as dcp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--checkpoint-dir", type=Path)
+folder = parser.parse_args().checkpoint_dir
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+life = os.environ["TORCHELASTIC_RESTART_COUNT"] + "." + os.environ["MASTER_PORT"]
+net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+saved = sorted(int(path.parent.name[5:]) for path in folder.glob("step-*/.metadata"))
+step = saved[-1] if saved else 0
+if step:
+    dcp.load(net.state_dict(), checkpoint_id=folder / f"step-{step}")
+end = torch.zeros(1)
+while not end.item():
+    begun = time.monotonic()
+    time.sleep(0.1)
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        torch.randn(50, 50) @ torch.randn(50, 50)
+    if socket.gethostname() == "node1" and os.environ["LOCAL_RANK"] == "1" and step >= 40:
+        time.sleep(0.4 * (time.monotonic() - begun))
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).sum().backward()
+    dist.all_reduce(end.fill_(Path(f"{folder}.done").exists()))
+    optimizer.step()
+    step += 1
+    with open(f"{folder}.steps.{rank}", "a") as log:
+        log.write(f"{life} {step}\\n")
+    if step % 25 == 0:
+        dcp.save(net.state_dict(), checkpoint_id=folder / f"step-{step}")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_slow_node_is_found_guarded_and_evicted_without_anybody_asking(
+    tmp_path: Path, unmet: Callable[[str], None]
+) -> None:
+    """Detector, guard (with a short persistence), boundary, spare: the whole chain, two ranks a host."""
+    script = tmp_path / "train.py"
+    script.write_text(DDP)
+    flags = (*FLAGS, "--aegis-guard-persistence-s", "3", "--aegis-guard-look-s", "0.5")
+    with (
+        hosts(3, tmp_path, unmet) as net,
+        Job(tmp_path, nnodes="2", nproc=2, endpoint=f"{net.hosts[0].address}:29400", flags=flags) as job,
+    ):
+        eviction = Eviction(job, net, script, "--checkpoint-dir", "ckpt")
+        first, slow, spare = eviction.launches
+        job.wait(
+            lambda view: view["phase"] == "RunCommand" and view["incarnation"] == 2, "an eviction", 240.0
+        )
+        saved = eviction.evicted_at()
+        resumed = len(eviction.names())
+        job.wait(lambda view: "saved" in eviction.names()[resumed:], "a checkpoint after the eviction")
+        (tmp_path / "ckpt.done").touch()
+        assert [launch.wait() for launch in (first, slow, spare)] == [0, 1, 0]
+        assert [node["nodeName"] for node in job.report()["errorNodes"]] == ["node1"]
+        assert {worker["retries"] for worker in job.status()["workers"]} == {0}
+        for rank in range(4):
+            before, after = steps_of(tmp_path, rank).values()
+            assert after[0] == saved.step + 1, "on from that very checkpoint"
+            assert 0 <= before[-1] - saved.step <= 1
+        print(f"marked: {eviction.reason('marked')}")
+        print(f"evicted: {eviction.reason('evict')}; {eviction.told('evict.steps')}")
