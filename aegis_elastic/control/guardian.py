@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from aegis_elastic.control import node_desk
-from aegis_elastic.control.boundaries import LATE
 from aegis_elastic.control.brake import BrakeDesk
 from aegis_elastic.control.config import PlaneConfig
 from aegis_elastic.control.desks import Decided, Desks
@@ -43,8 +42,6 @@ NOTES_MAX = 5
 _HUNG = (Verdict.FROZEN, Verdict.DESYNC)
 # The machine's decisions that are a restart after an exit or a loss.
 _LEVEL_1 = ("error", "lost")
-# What desks note that nothing automatic follows from, and that somebody has to look after.
-FOR_A_HUMAN = frozenset({LATE})
 
 
 class GuardianDesk:
@@ -252,9 +249,6 @@ class GuardianDesk:
                 self._to_count.append((effect.node_name, Action.ISOLATE, ident))
             elif isinstance(effect, Renew):
                 self._to_count.append((self._node_of(effect.worker), Action.LEVEL_2, ident))
-        if isinstance(event, Noted) and event.code in FOR_A_HUMAN:
-            what = f"{event.code}.{event.node_name}.{status.incarnation}"
-            self._to_page.append((event.node_name, f"{self._job}.{what}", event.detail, False))
         ours = any(pending.worker == status.root for pending in self._pending.values())
         if name in _LEVEL_1 and effects and status.root and not ours:
             for worker in status.root.split(", "):
