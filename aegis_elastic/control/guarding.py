@@ -110,8 +110,10 @@ class GuardKeeper:
         known = await self.known(case)
         seen = await self._look(case)
         decision = guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
-        if decision.do is not Do.ACT:  # which is told by what becomes of it
+        if decision.do is not Do.ACT:
             self._note(case, decision.do.value, decision.reason)
+        elif self._policy.mode == "act":
+            self._noted.pop((case.node_name, case.verdict), None)  # what becomes of it is told by itself
         if decision.do in (Do.WAIT, Do.ALERT, Do.ACT):
             await self._confirm(case, known)
         if decision.do is Do.ANCHOR:
