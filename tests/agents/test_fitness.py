@@ -62,6 +62,7 @@ def spare_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         spare.selector.close()
 
 
+@pytest.mark.full
 def test_a_sound_node_is_fit_and_its_ranks_form_a_group_of_their_own(tmp_path: Path, spare_of: Any) -> None:
     spare = spare_of(SPARE_CHECKS["full"], checkpoint=str(tmp_path))
     spare.fitness.begin()

@@ -16,6 +16,7 @@ from aegis_elastic.core.events import (
     Independent,
     Join,
     Lost,
+    Noted,
     Quit,
     Reconcile,
     Started,
@@ -23,7 +24,7 @@ from aegis_elastic.core.events import (
 from aegis_elastic.core.journal import Adopt, Create, Line, adopted, begin, line_of
 from aegis_elastic.core.machine import step
 from aegis_elastic.core.model import TERMINAL, CheckResult, Failure, JobSpec, Phase
-from aegis_elastic.core.report import AGENT_LOST, Report, build
+from aegis_elastic.core.report import AGENT_LOST, FALSE_SUCCESS, Report, build
 from tests.core.walks import Choice, Walk, moves, specs
 
 FAILED = "exit code 1 (every check passed: the processes failed, not the machine)"
@@ -44,7 +45,9 @@ class Run:
         for _ in range(2):
             self.finish_all()
 
-    def tell(self, event: Join | Lost | Error | Finish | Started | Independent | Quit | Reconcile) -> str:
+    def tell(
+        self, event: Join | Lost | Error | Finish | Started | Independent | Quit | Noted | Reconcile
+    ) -> str:
         made = step(self.status, event, self.now)
         self.status = made.status
         self.lines.append(line_of(self.now, len(self.lines) + 1, event, made))
@@ -251,3 +254,18 @@ def test_any_run_has_a_report_with_one_root_for_each_failure(spec: JobSpec, walk
     assert [i.n for i in report.incarnations] == sorted(i.n for i in report.incarnations)
     assert all(i.cause for i in ended)
     assert run.status.phase is not Phase.RUN_COMMAND or len(ended) == len(report.incarnations) - 1
+
+
+def test_a_success_may_be_doubted_by_what_was_noted_in_its_last_incarnation() -> None:
+    run = Run()
+    run.tell(Noted("w0", "node0", "rank.ended_early", "rank 0 ended after step 3; others are at step 9", 1.0))
+    run.error("w1", died(2, 9.0, exit_code=1))
+    run.settle()
+    run.finish_all()  # troubleshooting; then all run again
+    assert run.status.incarnation == 2
+    run.tell(Noted("w1", "node1", FALSE_SUCCESS, "its tracker can't be read", 2.0))
+    run.tell(Noted("w1", "node1", "memory.growth", "no matter of success", 2.0))
+    assert run.report().doubts == (), "as long as it is no success"
+    run.finish_all()
+    assert run.status.phase is Phase.SUCCEED
+    assert run.report().doubts == ("w1: its tracker can't be read",)

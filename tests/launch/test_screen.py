@@ -96,3 +96,13 @@ def test_ranks_are_told_as_ranges(numbers: list[int], text: str) -> None:
 )
 def test_times_are_short_to_read(seconds: float | None, text: str) -> None:
     assert plain.duration(seconds) == text
+
+
+def test_a_success_with_doubts_is_not_celebrated(report: Callable[..., Report]) -> None:
+    doubts = tuple(f"w{n}: its tracker can't be read" for n in range(5))
+    said = screen.text(msgspec.structs.replace(report(), doubts=doubts)).splitlines()
+    assert [line for line in said if "DOUBTFUL SUCCESS" in line] == [
+        "DOUBTFUL SUCCESS: w0: its tracker can't be read",
+        "DOUBTFUL SUCCESS: w1: its tracker can't be read",
+        "DOUBTFUL SUCCESS: and 3 more of this kind",
+    ]
