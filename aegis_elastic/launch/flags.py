@@ -87,14 +87,6 @@ def _add_protection(add: _Adder) -> None:
         choices=("off", "env", "full"),
     )
     add(
-        "troubleshoot",
-        "What is checked after a failure: `adaptive` runs the cheap checks, and the collective ones only "
-        "if something points at communication; `full` always runs all seven; `off` none. The default is "
-        "adaptive.",
-        "adaptive",
-        choices=("adaptive", "full", "off"),
-    )
-    add(
         "fault-grace-s",
         "Seconds that the other ranks have between SIGTERM and SIGKILL after a failure; ranks that ignore "
         "SIGTERM have none. The default is 1. "
@@ -159,6 +151,14 @@ def _add_protection(add: _Adder) -> None:
 
 
 def _add_checks(add: _Adder) -> None:
+    add(
+        "troubleshoot",
+        "What is checked after a failure: `adaptive` runs the cheap checks, and the collective ones only "
+        "if something points at communication; `full` always runs all seven; `off` none. The default is "
+        "adaptive.",
+        "adaptive",
+        choices=("adaptive", "full", "off"),
+    )
     add(
         "requeue",
         "When too few nodes are left: `on` leaves the job open and exits with 75, so that a scheduler puts it "

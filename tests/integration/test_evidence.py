@@ -213,3 +213,24 @@ def test_counted_steps_tell_of_no_progress_only_when_the_count_is_the_same(tmp_p
     assert [root["class"] for root in roots] == ["process", "process", "user bug"]
     assert "whether training got further in between is unknown" in roots[1]["reason"]
     assert job.status()["recoverCount"] == 3
+
+
+# Its first life finds a checkpoint that was cut off; the second has another.
+BROKEN_CHECKPOINT = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise RuntimeError("PytorchStreamReader failed reading zip archive: failed finding central directory")
+"""
+
+
+@pytest.mark.full
+def test_a_checkpoint_that_can_t_be_read_is_said_loudly(tmp_path: Path) -> None:
+    script = tmp_path / "resumes.py"
+    script.write_text(BROKEN_CHECKPOINT)
+    with Job(tmp_path, flags=NO_CHECKS) as job:
+        launch = job.start(script)
+        assert launch.wait() == 0
+        ((code, detail),) = verdicts(job)
+        assert code == "verdict.checkpoint" and "RESUME FROM THE CHECKPOINT BEFORE" in detail
+        assert "[aegis] THE CHECKPOINT CAN'T BE READ" in launch.output
+        assert launch.output.count("RESUME FROM THE CHECKPOINT BEFORE") == 1, "in the report on the screen, too"

@@ -224,10 +224,12 @@ def test_variables_give_our_defaults_and_flags_win(script: Path, monkeypatch: py
     monkeypatch.setenv("AEGIS_BOOTCHECK", "off")
     monkeypatch.setenv("AEGIS_REQUIRE_SECRET", "1")
     monkeypatch.setenv("AEGIS_CHECK_PATH", "data=/a,shm=/dev/shm")
+    monkeypatch.setenv("AEGIS_CHECK_BUDGET", "io=3,gpu=4.5")
     monkeypatch.setenv("AEGIS_PLANE_RESTARTS", "nonsense")
     own = parse(["--aegis-plane-restarts", "2", "train.py"]).aegis
     assert (own.bootcheck, own.require_secret, own.plane_restarts) == ("off", True, 2)
     assert set(own.check_paths) == {"data", "shm"}
+    assert own.check_budgets == {"io": 3.0, "gpu": 4.5}
     again = parse(["--aegis-plane-restarts=2", "--aegis-check-path=log=/l", "train.py"]).aegis
     assert again.check_paths == {"log": Path("/l")}
 
@@ -275,6 +277,9 @@ def test_a_bad_variable_of_torch_is_named(
         (["--aegis-recovery-budget", "0"], "'0' is not a whole number, 1 or more"),
         (["--aegis-fallback-port", "70000"], "'70000' is not a whole number, 1 to 65535"),
         (["--aegis-check-path", "cache=/x"], "'cache=/x' is not KIND=DIR"),
+        (["--aegis-check-budget", "io=3,warp=1"], "'warp=1' is not CHECK=SECONDS"),
+        (["--aegis-check-budget", "io=0"], "'0' is not a number of seconds above 0"),
+        (["--aegis-gpus-per-node", "-1"], "'-1' is not a whole number, 0 or more"),
         (["--aegis-check-path", "data=/x", "--aegis-check-path", "data=/y"], "the same kind was given twice"),
         (["--aegis-namespace", ""], "empty --aegis-namespace"),
         (["--rdzv-conf", "join_timeout"], "--rdzv-conf 'join_timeout'"),
