@@ -122,9 +122,8 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
                 "this worker has a join secret and the control plane has none; give every node the same "
                 "secret, or none",
             )
-        if self._secret is not None:
-            if not contact.is_hello_proof(self._secret, self._fingerprint, hello):
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "the join secret is missing or wrong")
+        if self._secret is not None and not contact.is_hello_proof(self._secret, self._fingerprint, hello):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the join secret is missing or wrong")
         try:
             welcome = self._answer(self._greet(hello))
         except Refused as refusal:
