@@ -38,6 +38,7 @@ class RankView:
         self._beat = (-1, 0, 0.0)  # step, beats, monotonic s of the last
         self._said_longest_s = 0.0
         self._first_s = 0.0
+        self._io = (0.0, 0, 0.0)  # when it was read, bytes so far, bytes a second since the look before
         self.ended = False
 
     @property
@@ -110,6 +111,10 @@ class RankView:
         same = bool(stack) and bool(self._stack) and stacks.place(stack) == stacks.place(self._stack)
         self._steady = self._steady + 1 if same else int(bool(stack))
         self._stack = stack
+        now_s, total = time.monotonic(), _io_bytes(self.pid)
+        before_s, before, _ = self._io
+        rate = max(0.0, (total - before) / (now_s - before_s)) if before_s and total else 0.0
+        self._io = now_s, total, rate
 
     @property
     def stack(self) -> Stack:
@@ -135,6 +140,7 @@ class RankView:
             state_s=round(now_s - self._state_since_s, 3),
             stack=stacks.pack(self._stack),
             steady=self._steady,
+            io_bytes_s=round(self._io[2]) if self._steady else 0,
             ended=self.ended,
             own=self._own,
         )
@@ -154,6 +160,15 @@ def _window(serial: int, samples: list[Sample], cpu_us: float) -> Own:
         float(statistics.median(sample.step_us for sample in samples)),
         max(0.0, cpu_us),
     )
+
+
+def _io_bytes(pid: int) -> int:
+    """What a process has read and written so far, through whatever system call; 0 if nobody says."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
+    except (OSError, ValueError):
+        return 0  # it is gone, or the kernel lets nobody know
 
 
 def _state(pid: int) -> str:

@@ -44,7 +44,11 @@ _EXCUSES = (
     ("compiles", ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/", "torch/utils/cpp_extension")),
     ("compiles", ("triton/", "numba/", "jax/", "/subprocess.py")),
     ("imports", ("<frozen importlib",)),
+    ("transfers files", ("/ssl.py", "/socket.py", "/http/", "urllib3/", "requests/", "httpx/", "aiohttp/")),
+    ("transfers files", ("fsspec/", "s3fs/", "boto", "gcsfs/", "huggingface_hub/")),
 )
+# Who reads and writes so much is at work, whatever its code is called.
+IO_BYTES_S = 1e6
 
 
 class Seen(NamedTuple):
@@ -143,7 +147,7 @@ def _by_stacks(alive: Sequence[Seen], pause: str, waited_s: float) -> Hang | Non
     standing = _standing(alive, where)
     if waiting and outside and len(outside) <= len(waiting):
         for seen in outside:
-            excuse = _excuse(where[seen.facts.rank])
+            excuse = _excuse(where[seen.facts.rank], seen.facts.io_bytes_s)
             if excuse:
                 told = f"rank {seen.facts.rank} {excuse} while {len(waiting)} wait for it"
                 return Hang(Verdict.STALLED, seen, f"{pause}: {told}; {standing}")
@@ -187,7 +191,9 @@ def _some(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
 
 
-def _excuse(stack: Stack) -> str:
+def _excuse(stack: Stack, io_bytes_s: float) -> str:
+    if io_bytes_s >= IO_BYTES_S:
+        return f"moves {io_bytes_s / 1e6:.3g} MB/s"
     for frame in stack:
         for excuse, files in _EXCUSES:
             if any(part in frame.file for part in files):

@@ -17,6 +17,7 @@ LOOPS = (Frame("spin", "train.py", 12), STEP)
 EVALUATES = (Frame("forward", "model.py", 7), Frame("evaluate", "train.py", 55))
 SAVES = (Frame("_save", "/x/site-packages/torch/serialization.py", 900), Frame("save", "train.py", 70))
 COMPILES = (Frame("compile_fx", "/x/site-packages/torch/_inductor/compile_fx.py", 5), STEP)
+UPLOADS = (Frame("send", "/usr/lib/python3.11/ssl.py", 1180), Frame("publish", "train.py", 90))
 GATHERS = (Frame("all_gather", C10D, 3000), Frame("log", "train.py", 44))
 HOOK = (
     Frame("slow_hook", "train.py", 90),
@@ -92,6 +93,11 @@ def test_everybody_stopped_is_a_suspended_job_and_nobodys_fault() -> None:
         ("all in a long evaluation", world(EVALUATES, EVALUATES, EVALUATES, EVALUATES)),
         ("all in one collective: the network", world(WAITS, WAITS, WAITS, WAITS)),
         ("rank 0 saves ten times longer than ever", world(SAVES, WAITS, WAITS, WAITS)),
+        (
+            "rank 0 writes with code of its own",
+            [seen(0, LOOPS, io_bytes_s=3e6), *world(WAITS, WAITS, WAITS)[1:]],
+        ),
+        ("rank 0 uploads", world(UPLOADS, WAITS, WAITS, WAITS)),
         ("rank 1 compiles and holds the interpreter", world(WAITS, COMPILES, WAITS, WAITS)),
         ("half here, half there", world(EVALUATES, EVALUATES, LOOPS, LOOPS)),
     ],

@@ -21,7 +21,11 @@ from tests.integration.harness import Job, hosts, stays, wait_for
 from tests.integration.test_independent import PORT, cut_off
 from tests.integration.trainings import steps_of, write_training
 
-FLAGS = (*("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off"), *("--aegis-hang-after-s", "3"))
+# Impatient, so that whatever were called a deadlock would be acted upon before the test is over.
+FLAGS = (
+    *("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off", "--aegis-hang-after-s", "3"),
+    *("--aegis-guard-persistence-s", "2", "--aegis-guard-look-s", "1"),
+)
 AT = 15
 HOUR_S = 3600
 

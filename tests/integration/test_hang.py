@@ -62,6 +62,22 @@ def test_a_deadlock_names_the_rank_and_the_line_that_it_stands_at(
 
 
 @pytest.mark.full
+def test_a_deadlock_that_lasts_is_restarted_in_place_by_the_guard_and_counted_once(tmp_path: Path) -> None:
+    impatient = ("--aegis-guard-persistence-s", "3", "--aegis-guard-look-s", "1")
+    with Job(tmp_path, nproc=4, flags=(*FLAGS, *impatient)) as job:
+        launch = job.start(write_training(tmp_path), str(tmp_path), "loop", "2", str(AT), "0")
+        job.wait_phase("RunCommand", 2)
+        job.wait_ranks(4, restart_count=1)
+        (tmp_path / "end").touch()
+        assert launch.wait() == 0
+        events = [line.event for line in job.journal() if line.transition in ("marked", "failed", "unmarked")]
+        assert [type(event) for event in events] == [Mark, Act, Unmark]
+        report = job.report()
+        assert report["recoverCount"] == 1
+        assert report["recoveries"][0]["firstStep_s"] > 0
+
+
+@pytest.mark.full
 def test_a_stopped_rank_is_frozen_and_moving_again_it_isnt(tmp_path: Path) -> None:
     with Job(tmp_path, nproc=4, flags=FLAGS) as job:
         launch = job.start(write_training(tmp_path), str(tmp_path), "nothing", "all", "0", "0")
