@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,6 +41,13 @@ Edit = Callable[[NodeRecord], NodeRecord]
 Opener = Callable[[], Awaitable[Store]]
 
 
+class Seen(NamedTuple):
+    """A node's record, and the revision at which it said so (0: there is none)."""
+
+    record: NodeRecord
+    revision: int
+
+
 class ClusterScope:
     """The records of nodes in one store, opened when it is first needed, and again when that failed."""
 
@@ -65,29 +73,36 @@ class ClusterScope:
 
     async def record(self, node_name: str) -> NodeRecord:
         """What is known of this node, nothing if there is no record. StoreUnavailable."""
+        return (await self.look(node_name)).record
+
+    async def look(self, node_name: str) -> Seen:
+        """The same with its revision."""
         entry = await (await self.store()).get(node_key(node_name))
-        return (record_of(entry) if entry else None) or NodeRecord(node_name)
+        return _seen(node_name, entry)
 
     async def change(self, node_name: str, edit: Edit) -> NodeRecord:
+        """Change one node's record as `changed` does."""
+        return (await self.changed(node_name, edit)).record
+
+    async def changed(self, node_name: str, edit: Edit) -> Seen:
         """Change one node's record by compare-and-swap; `edit` may be called several times. StoreUnavailable.
 
         A record that makes no sense is replaced: it keeps no node out, and would be in the way for ever.
         """
         key, store = node_key(node_name), await self.store()
         for _ in range(TRIES_MAX):
-            entry = await store.get(key)
-            before = (record_of(entry) if entry else None) or NodeRecord(node_name)
-            after = edit(before)
-            if after == before:
-                return after
+            before = _seen(node_name, await store.get(key))
+            after = edit(before.record)
+            if after == before.record:
+                return before
             try:
-                if entry is None:
-                    await store.create(key, msgspec.json.encode(after))
+                if before.revision == 0:
+                    revision = await store.create(key, msgspec.json.encode(after))
                 else:
-                    await store.update(key, msgspec.json.encode(after), entry.revision)
+                    revision = await store.update(key, msgspec.json.encode(after), before.revision)
             except (KeyExists, RevisionConflict):
                 continue
-            return after
+            return Seen(after, revision)
         raise StoreUnavailable(f"cannot change the record of node {node_name}: others change it all the time")
 
     async def forget(self, now: float) -> int:
@@ -166,6 +181,11 @@ def record_of(entry: Entry) -> NodeRecord | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         logger.warning("ignored the record %s: %s", entry.key, error)
         return None
+
+
+def _seen(node_name: str, entry: Entry | None) -> Seen:
+    record = record_of(entry) if entry else None
+    return Seen(record or NodeRecord(node_name), entry.revision if entry else 0)
 
 
 def node_key(node_name: str) -> str:

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aegis_elastic.control.cluster import ClusterScope, Edit
+from aegis_elastic.control.cluster import ClusterScope, Edit, Seen
 from aegis_elastic.control.desks import Clerk
 from aegis_elastic.control.isolation.isolations import Isolations
 from aegis_elastic.core import nodes
-from aegis_elastic.core.nodes import MANUAL, NodeRecord, NodeTaint
+from aegis_elastic.core.nodes import MANUAL, NodeTaint
 from aegis_elastic.store.contract import StoreError
 
 
@@ -35,7 +35,7 @@ class UntaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Changed(Protocol):
     """Hears of a record that was changed by hand, and whether its taints were lifted."""
 
-    def __call__(self, node: str, record: NodeRecord, *, lifted: bool = False) -> None: ...
+    def __call__(self, node: str, seen: Seen, *, lifted: bool = False) -> None: ...
 
 
 class NodeClerk:
@@ -66,9 +66,9 @@ class NodeClerk:
             raise ValueError("this job has no isolation driver (--aegis-isolation)")
         rows = []
         for node in asked.nodes:
-            record = await self._edit(node, lambda found: nodes.tainted(found, taint))
-            self._changed(node, record)
-            rows.append(nodes.row(record, self._now()))
+            seen = await self._edit(node, lambda found: nodes.tainted(found, taint))
+            self._changed(node, seen)
+            rows.append(nodes.row(seen.record, self._now()))
             if asked.isolate and self._isolations is not None:
                 self._isolations.ask(node, taint.reason)
         return rows
@@ -77,9 +77,9 @@ class NodeClerk:
         asked = _convert(args, UntaintCall)
         rows = []
         for node in asked.nodes:
-            record = await self._edit(node, nodes.untainted)
-            self._changed(node, record, lifted=True)
-            rows.append(nodes.row(record, self._now()))
+            seen = await self._edit(node, nodes.untainted)
+            self._changed(node, seen, lifted=True)
+            rows.append(nodes.row(seen.record, self._now()))
         return rows
 
     async def _nodes(self, args: dict[str, Any]) -> Any:
@@ -90,9 +90,9 @@ class NodeClerk:
         now = self._now()
         return {"where": self._scope.where, "nodes": [nodes.row(each, now) for each in records.values()]}
 
-    async def _edit(self, node: str, edit: Edit) -> NodeRecord:
+    async def _edit(self, node: str, edit: Edit) -> Seen:
         try:
-            return await self._scope.change(node, edit)
+            return await self._scope.changed(node, edit)
         except StoreError as error:
             raise ValueError(f"cannot change the record of node {node}: {error}") from error
 

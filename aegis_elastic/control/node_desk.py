@@ -13,10 +13,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from aegis_elastic.control.cluster import ClusterScope, Edit, node_key, of_cluster, of_job, record_of
+from aegis_elastic.control.cluster import ClusterScope, Edit, Seen, node_key, of_cluster, of_job, record_of
 from aegis_elastic.control.config import NodesConfig
 from aegis_elastic.control.desks import Decided, Desks, end_all
 from aegis_elastic.control.isolation import drivers
@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 TAINT_S = 86400.0
 # A first Join waits this long for the records, every later one for its node's; then what is known must do.
 LOAD_PATIENCE_S = 5.0
-LOOK_PATIENCE_S = 2.0
+# Both are well within what an agent waits for its answer, and long enough for a busy host.
+LOOK_PATIENCE_S = 6.0
 RETRY_S, RETRY_S_MAX = 1.0, 30.0
 CLOSE_PATIENCE_S = 2.0
 # While the store is away notes wait in memory; they are worth less than that.
@@ -78,6 +79,7 @@ class NodeDesk:
         self._isolations = isolations
         self._now = now
         self._records: dict[str, NodeRecord] = {}
+        self._revisions: dict[str, int] = {}
         # Ours that are not written yet: nobody may read the node's record as if it were free.
         self._unwritten: dict[str, NodeTaint] = {}
         self._status: Status | None = None
@@ -143,20 +145,20 @@ class NodeDesk:
         try:
             patience_s = max(self._began_s + LOAD_PATIENCE_S - time.monotonic(), 0.0)
             await asyncio.wait_for(self._loaded.wait(), patience_s)
-            record = await asyncio.wait_for(self._scope.record(node_name), LOOK_PATIENCE_S)
+            seen = await asyncio.wait_for(self._scope.look(node_name), LOOK_PATIENCE_S)
         except (StoreError, asyncio.TimeoutError) as error:
             self._lost_sight(error)
         else:
             self._back_in_sight()
-            self._learn(node_name, record)
+            self._learn(node_name, seen)
         known = self._records.get(node_name)
         return nodes.score(known, self._now()) if known else 0.0
 
-    def changed_by_hand(self, node: str, record: NodeRecord, *, lifted: bool = False) -> None:
+    def changed_by_hand(self, node: str, seen: Seen, *, lifted: bool = False) -> None:
         """An operator has changed this node's record through this job; `lifted` its taints, ours included."""
         if lifted:
             self._unwritten.pop(node, None)
-        self._learn(node, record)
+        self._learn(node, seen)
 
     # ------------------------------------------------------------ from the store
 
@@ -169,7 +171,8 @@ class NodeDesk:
                     await self._scope.clear()
                     self._fresh = False
                 async with await self._scope.watch() as watch:
-                    self._load({r.node_name: r for e in watch.snapshot if (r := record_of(e)) is not None})
+                    found = [(record_of(entry), entry.revision) for entry in watch.snapshot]
+                    self._load({r.node_name: Seen(r, revision) for r, revision in found if r is not None})
                     retry_s = RETRY_S
                     await self._scope.forget(self._now())
                     async for change in watch:
@@ -179,19 +182,19 @@ class NodeDesk:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_S_MAX)
 
-    def _load(self, records: dict[str, NodeRecord]) -> None:
+    def _load(self, records: dict[str, Seen]) -> None:
         """The records as they are now. What the job has found and nobody has written down is written."""
         assert self._status is not None
         self._back_in_sight()
         for found in self._status.error_nodes:
             taint = self._taint_of(found)
-            record = records.get(found.node_name) or NodeRecord(found.node_name)
+            record = _of(records, found.node_name).record
             ours = found.job == self._status.spec.job_name
             if ours and found.kind != MANUAL and not nodes.knows(record, taint):
                 self._enter(found.node_name, taint)
         self._told.update(node.node_name for node in self._status.error_nodes)
         for name in {*records, *self._told}:
-            self._learn(name, records.get(name) or NodeRecord(name))
+            self._learn(name, _of(records, name))
         self._loaded.set()
 
     def _changed(self, change: Change) -> None:
@@ -199,15 +202,18 @@ class NodeDesk:
             # Somebody has deleted the record; keys don't tell names.
             gone = [node for node in self._records if node_key(node) == change.key]
             for node in gone:
-                self._learn(node, NodeRecord(node))
+                self._learn(node, Seen(NodeRecord(node), 0))
             return
         record = record_of(change.entry)
         if record is not None:
-            self._learn(record.node_name, record)
+            self._learn(record.node_name, Seen(record, change.entry.revision))
 
-    def _learn(self, node: str, record: NodeRecord) -> None:
+    def _learn(self, node: str, seen: Seen) -> None:
         """This is what the node's record says: tell `step`, and the scheduler."""
-        self._records[node] = record
+        if 0 < seen.revision < self._revisions.get(node, 0):
+            return  # A watch that lags behind what was read at the door: the node has passed its trial since.
+        self._revisions[node] = seen.revision
+        self._records[node] = seen.record
         self._set_due()
         event = self._event(node)
         if isinstance(event, Taint):
@@ -291,7 +297,7 @@ class NodeDesk:
             retry_s = RETRY_S
             while True:
                 try:
-                    record = await self._scope.change(node, edit)
+                    seen = await self._scope.changed(node, edit)
                     break
                 except StoreError as error:
                     self._lost_sight(error)
@@ -299,9 +305,9 @@ class NodeDesk:
                     retry_s = min(2 * retry_s, RETRY_S_MAX)
             self._back_in_sight()
             unwritten = self._unwritten.get(node)
-            if unwritten is not None and nodes.knows(record, unwritten):
+            if unwritten is not None and nodes.knows(seen.record, unwritten):
                 del self._unwritten[node]
-            self._learn(node, record)
+            self._learn(node, seen)
             self._writes.task_done()
 
     def _back_in_sight(self) -> None:
@@ -316,7 +322,7 @@ class NodeDesk:
                 "THE RECORDS OF NODES in %s can't be had: %s. Training goes on; until they are back, a node "
                 "that others have tainted may be let in, and what this job finds waits to be written",
                 self._scope.where,
-                error or type(error).__name__,
+                str(error) or "no answer",
             )
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -362,6 +368,10 @@ def sit_down(
     desks.watch_the_door(desk, desk.before_join)
     desks.clerks |= NodeClerk(scope, desk.changed_by_hand, isolations).clerks
     return scope
+
+
+def _of(records: Mapping[str, Seen], node: str) -> Seen:
+    return records.get(node) or Seen(NodeRecord(node), 0)
 
 
 def _say_if_broken(task: asyncio.Task[None]) -> None:

@@ -141,6 +141,9 @@ class Agent:
     def join(self) -> None:
         """Be part of the job."""
         self.wait(Joined)
+        if self.order is not None and self.order not in self.seen:
+            # The link hears the bus before it says that it has joined: nobody would be told that order again.
+            self.seen.insert(0, self.order)
         self.say(MessageType.ACK, state="joining")
 
     def obey(self, action: Action) -> Order:
