@@ -14,9 +14,9 @@ def add_monitor_flags(
     """Declare them. `add`, `seconds` and `whole` as in `launch.flags`."""
     add(
         "monitor",
-        "Watch what the ranks use (processor, GPU, memory, network) and write (the log files of --log-dir, "
-        "--tee, --redirects): what is odd becomes a line of the journal, and changes nothing. `off` doesn't. The "
-        "default is on.",
+        "Watch what the ranks use (processor, GPU, memory, network) and write (the log files of --log-dir "
+        "with --tee or --redirects): what is odd becomes a line of the journal, and changes nothing. `off` "
+        "doesn't. The default is on.",
         "on",
         choices=("on", "off"),
     )
@@ -31,7 +31,8 @@ def add_monitor_flags(
     add(
         "metrics-port",
         "Let Prometheus read the job's metrics at http://HOST:PORT/metrics, on the node that hosts the "
-        "control plane; 0 takes any free port, which the log of the run names. By default there is no such port.",
+        "control plane; 0 takes any free port, which `aegisctl status --json` names. By default there is "
+        "no such port.",
         type=whole(0, 65535),
         metavar="PORT",
     )
