@@ -50,6 +50,7 @@ def test_what_cannot_be_used_is_exit_2(script: str, flags: list[str], why: str) 
     assert why in str(caught.value) and caught.value.exit_code == 2
 
 
+@pytest.mark.full
 def test_a_driver_that_this_host_lacks_is_found_before_anything_starts(script: str, tmp_path: Path) -> None:
     argv = [str(Path(sys.executable).parent / "aegis-run"), "--standalone"]
     argv += ["--aegis-isolation", "command:no-such-program {node}", "--aegis-run-dir", str(tmp_path / "run")]
