@@ -166,7 +166,9 @@ class PaceWatcher:
                 try:
                     self._look(look, ranks, views, node)
                 except Exception:  # the thread's last resort; the ranks are looked at again
-                    logger.exception("cannot look at the ranks' progress")
+                    if not node.broke:
+                        logger.exception("cannot look at the ranks' progress")
+                    node.broke = True
                 self._signal.wait(LOOK_S)
             self._signal.clear()
 
@@ -216,11 +218,11 @@ class PaceWatcher:
         """Ask the hang check, which ends with this thread at the latest."""
         pids = {rank: view.pid for rank, view in views.items() if not view.ended}
         request = CheckRequest(checks=("hang",), node=self._node, rank_pids=pids)
+        process = start_checks(without_secrets(os.environ))
         with self._lock:
             if self._ranks is not ranks:
-                return
-            self._reading = start_checks(without_secrets(os.environ))
-            process = self._reading
+                process.kill()  # before it was asked anything: there will be no results
+            self._reading = process
         try:
             output, _ = process.communicate(msgspec.json.encode(request), STACKS_TIMEOUT_S)
             results = [msgspec.json.decode(line, type=CheckResult) for line in output.splitlines()]
@@ -234,8 +236,8 @@ class PaceWatcher:
             process.communicate()
         details = results[0].details if results else {}
         for rank, view in views.items():
-            packed = details.get(f"rank{rank}_stack", "")
-            view.stands(stacks.unpack(packed) if isinstance(packed, str) else ())
+            told = details.get(f"rank{rank}_stack", "")
+            view.stands(stacks.unpack(told) if isinstance(told, str) else ())
 
 
 class _Node:
@@ -244,6 +246,7 @@ class _Node:
     """
 
     def __init__(self) -> None:
+        self.broke = False
         self.looks = 0
         self.stacks_s = 0.0
         self.tell_s = 0.0
