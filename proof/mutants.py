@@ -33,6 +33,8 @@ SOURCES: dict[str, Path] = {
     "machine.remedies": _CORE / "machine" / "remedies.py",
     "machine": _CORE / "machine" / "__init__.py",
 }
+# Loaded with the others, but not changed: the worlds have no scheduler (docs/proof.md).
+WHOLE = {"machine.requeue"}
 _PACKAGE = "aegis_mutant"
 # Words for people, and the shape of values: nothing is decided there.
 _LEFT_ALONE = {"names_of", "Transition", "Rule"}
@@ -216,6 +218,8 @@ OPERATORS = (
 def mutants() -> Iterator[Mutant]:
     """Every mutant, in the order of the sources."""
     for source, path in SOURCES.items():
+        if source in WHOLE:
+            continue
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         tree = ast.parse(text)

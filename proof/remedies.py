@@ -156,6 +156,8 @@ def _mark_is_of_node(e: Edge) -> bool:
     def told(marks: Marks) -> list[tuple[str, str, bool, bool]]:
         return sorted((m.node_name, m.verdict.value, bool(m.evict), m.safe) for m in marks)
 
+    if e.move.label.startswith(("Mark ", "Unmark ", "Evict")) and told(e.before.marks) == told(_marked(e)):
+        return e.transition.status is e.before
     new = [m for m in e.transition.status.marks if m not in e.before.marks and m.time == NOW]
     named = all(m.worker and m.reason for m in new)
     return told(e.transition.status.marks) == told(_marked(e)) and named
@@ -317,7 +319,7 @@ def _renewal(e: Edge) -> bool:
 def _again_broken(e: Edge, io: list[PodInfo]) -> bool:
     a, b = e.before, e.transition.status
     pages = [x for x in e.transition.effects if isinstance(x, Page)]
-    nodes = len(io) == len(_broken(a)) and all(_spared(a, p.node_name) for p in io)
+    nodes = len(io) == len(_broken(a)) < len(a.pods) and all(_spared(a, p.node_name) for p in io)
     if nodes:
         return not pages and not _broken(b) and [p.name for p in b.pods if p.faulty] == [p.name for p in io]
     return len(pages) == 1 and not _broken(b) and not any(p.faulty for p in b.pods) and b.phase is a.phase

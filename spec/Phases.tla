@@ -630,7 +630,8 @@ RecoveryEnds  == (phase \in Recovering) ~> Settled
 JobEnds       == Calm => <>(~Alive)
 NoLostFailure == \A w \in Workers : (phase = "RunCommand" /\ (restarted[w] \/ failed[w])) ~> (phase # "RunCommand")
 QuitIsObeyed  == quit ~> ~Alive
-ExceededEnds  == Exceeded ~> (phase = "Failed")
+\* or the charge is given back, since it was nobody's fault
+ExceededEnds  == Exceeded ~> (phase = "Failed" \/ ~Exceeded)
 BootEnds      == Calm => ((phase \in Booting) ~> Settled)
 
 \* ---- witnesses: a config that never gets anywhere would satisfy all of the above ----
