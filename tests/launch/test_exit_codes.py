@@ -24,8 +24,6 @@ elif how.startswith("SIG"):
 sys.exit(int(how))
 """
 PROPAGATE = "--aegis-propagate-exit-code"
-# No path of ours leads there yet; the row says so.
-KEPT = {("aegis-run", "75")}
 
 
 @pytest.fixture
@@ -40,13 +38,31 @@ def job_of(tmp_path: Path) -> Callable[..., Job]:
 
 def test_every_row_is_a_test_of_this_file() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \|", TABLE.read_text(), flags=re.MULTILINE)
-    assert set(rows) - KEPT == {
+    assert set(rows) == {
+        ("aegis-run", "75"),
         ("aegis-run", "0"), ("aegis-run", "1"), ("aegis-run", "2"), ("aegis-run", "128 + N"),
         ("aegis-run", "the root cause's own"),
         ("aegis-run", "`--aegis-isolate-exit-code`"),
         ("aegisctl", "0"), ("aegisctl", "1"), ("aegisctl", "2"), ("aegisctl", "3"),
     }  # fmt: skip
-    assert set(rows) > KEPT
+
+
+def test_too_few_nodes_are_75_and_the_next_start_goes_on_with_the_accounts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    flags = [*FLAGS, "--aegis-requeue", "on", "--aegis-rejoin-timeout-s", "1"]
+    with Job(tmp_path / "job", nnodes="2", max_restarts=1, flags=flags) as job:
+        first = job.start(tmp_path / "train.py", "wait", worker="a")
+        second = job.start(tmp_path / "train.py", "wait", worker="b")
+        job.wait_phase("RunCommand", 1)
+        second.kill()
+        assert first.wait() == 75
+        view = job.status()
+        assert (view["phase"], view["recoverCount"]) == ("Restarting", 1)
+        again = [job.start(tmp_path / "train.py", "0", worker=name) for name in ("a", "c")]
+        assert [launch.wait() for launch in again] == [0, 0]
+        report = job.report()
+    assert (report["outcome"], report["recoverCount"]) == ("succeeded", 1)
+    assert [worker["name"] for worker in report["workers"]] == ["a", "c"]
 
 
 def test_success_and_what_aegisctl_says_of_it(job_of: Callable[..., Job], tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""A node loses power in a real Slurm and a spare waits: the time until all ranks run again, beside torchrun.
+
+    python -m benchmarks.slurm [--runs 3] [--json FILE]
+
+Five nodes of our own (`tests.slurm.cluster`), three of them train. Ours: four nodes in one step, one waits as
+a spare. torchrun's pattern that survives at all: `--no-kill` on sbatch and srun, `--nnodes 2:3`, and going on
+with two. Both are told from the same moment, when all that ran on the node ends, to the last rank's start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.slurm.cluster import Cluster, missing
+from tests.slurm.jobs import BatchJob
+
+TORCHRUN = (
+    "torchrun --nnodes 2:3 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint n1:29500 "
+    "--rdzv-id bench"
+)
+# Without it torchrun 2.13 never recovers with gloo.
+BEFORE = "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+
+
+def ours(slurm: Cluster) -> tuple[BatchJob, int]:
+    """Our job, and how many ranks start again."""
+    return BatchJob(slurm, nodes=4, seats="3", steps=100000, flags=["--aegis-warm-spares", "auto"]), 3
+
+
+def torchruns(slurm: Cluster) -> tuple[BatchJob, int]:
+    """torchrun's, likewise."""
+    return BatchJob(slurm, nodes=3, seats="3", steps=100000, launcher=TORCHRUN, before=BEFORE), 2
+
+
+def measure(make: Callable[[Cluster], tuple[BatchJob, int]]) -> float:
+    """Seconds from the loss of a node to the last rank's start."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, Cluster(Path(folder), nodes=5) as slurm:
+        job, ranks = make(slurm)
+        job.wait_step(20)
+        before = len(job.starts())
+        lost = time.time()
+        slurm.hosts["n3"].power_off()
+        job.wait_for(lambda: len(job.starts()) >= before + ranks, "recovery", 180)
+        slurm.command(["scancel", str(job.number)])
+        job.wait(60)
+        return max(at for at, *_ in job.starts()[before:]) - lost
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the medians and their ratio; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.slurm", description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3, help="runs of each, one after the other (3)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
+    args = parser.parse_args(argv)
+    if lacking := missing():
+        print(f"cannot measure: {lacking}", file=sys.stderr)
+        return 2
+    print(f"about {args.runs * 100} s")
+    times: dict[str, list[float]] = {"aegis-run": [], "torchrun": []}
+    for run in range(args.runs):
+        for name, make in (("aegis-run", ours), ("torchrun", torchruns)):
+            times[name].append(measure(make))
+            print(f"run {run + 1}: {name} {times[name][-1]:.2f} s", flush=True)
+    middle = {name: statistics.median(taken) for name, taken in times.items()}
+    ratio = middle["torchrun"] / middle["aegis-run"]
+    print(f"\na node is lost, a spare waits: {ratio:.1f} times as fast as torchrun")
+    for name, median in middle.items():
+        spread = f"{min(times[name]):.2f} to {max(times[name]):.2f}"
+        print(f"  {name:10s} {median:6.2f} s   ({spread}, {args.runs} runs)")
+    if args.json:
+        args.json.write_text(json.dumps({"ratio": ratio, "medians_s": middle, "runs_s": times}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
