@@ -28,15 +28,16 @@ from aegis_elastic.core import guard, verdicts
 from aegis_elastic.core.events import Act, Event, Evict, Noted, Page, RecordErrorNode, Renew
 from aegis_elastic.core.guard import Action, Case, Deed, Outcome
 from aegis_elastic.core.machine.change import feasible
-from aegis_elastic.core.machine.node_facts import BOUNDARY_S
 from aegis_elastic.core.messages import Message
-from aegis_elastic.core.model import RECOVERING, TERMINAL, JobSpec, Phase, Status, Verdict
+from aegis_elastic.core.model import RECOVERING, TERMINAL, JobSpec, NodeMark, Phase, Status, Verdict
 from aegis_elastic.core.policy import Policy
 from aegis_elastic.observe.paging import Pager
 from aegis_elastic.store.contract import Store, StoreError
 
 logger = logging.getLogger(__name__)
 
+# How long after a checkpoint it is a boundary: a look, a lock, and one more look.
+BOUNDARY_FRESH_S = 5.0
 # Of what was seen of a node, so much goes along with a page.
 NOTES_MAX = 5
 _HUNG = (Verdict.FROZEN, Verdict.DESYNC)
@@ -270,8 +271,16 @@ class GuardianDesk:
         status = self._status
         kinds = _HUNG if case.verdict in _HUNG else (case.verdict,)
         marks = [m for m in self._marks() if m.node_name == case.node_name and m.verdict in kinds]
-        fresh = status is not None and 0 <= self._wall() - status.saved_at <= BOUNDARY_S
-        return bool(marks), fresh and any(mark.safe for mark in marks)
+        fresh = status is not None and 0 <= self._wall() - status.saved_at <= BOUNDARY_FRESH_S
+        return bool(marks), fresh and any(mark.safe and self._is_due(mark, status) for mark in marks)
+
+    def _is_due(self, mark: NodeMark, status: Status | None) -> bool:
+        """Whether the last checkpoint came after all that the guard waits for. One that came before is no
+        boundary any more when the wait ends: the steps since then would be lost.
+        """
+        rules = self._policy.guard
+        due_at = mark.time + rules.persistence_s + rules.observations * rules.look_s
+        return status is not None and status.saved_at >= due_at
 
     async def collect(self, case: Case) -> str:
         """See `World.collect`."""
