@@ -93,6 +93,7 @@ class Watched:
             return bool(found)
 
         wait_for(look, f"{code} of rank {rank}; there were {self.noted()}", 60)
+        print(f"{found[0].worker} on {found[0].node_name}: {found[0].code}: {found[0].detail}")
         return found[0]
 
 
