@@ -117,6 +117,7 @@ class Master:
         self._answers: dict[str, asyncio.Future[str]] = {}
         self._wake = asyncio.Event()
         self._repeat_at = 0.0
+        self._decided_at = 0.0
         self._published_at = 0.0
         self._over = asyncio.Event()
         self._adopt_or_create(begun, begun_at)
@@ -318,12 +319,13 @@ class Master:
         lost_s = math.inf if self._status.phase in TERMINAL else judgement.next_s
         verdict = self._arrivals.verdict(self._status, judgement.suspects, mono)
         due = min(lost_s, verdict.wait_until, self.desks.due_s(), self._repeat_at)
-        if self._status.due > 0:
-            due = min(due, mono + self._status.due - self._clock.now(waiting=True))
+        ends_at = self._status.due_after(self._decided_at)
+        if ends_at > 0:
+            due = min(due, mono + ends_at - self._clock.now(waiting=True))
         return max(due - mono, 0.005) if math.isfinite(due) else REPEAT_S
 
     async def _advance(self, events: Sequence[Event]) -> None:
-        now = self._clock.now(waiting=self._status.due > 0)
+        now = self._decided_at = self._clock.now(waiting=self._status.waits)
         status, done = self._status, list[Decided]()
         for event in events:
             made = step(status, event, now)

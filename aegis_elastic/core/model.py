@@ -240,9 +240,16 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
         return next((pod for pod in self.pods if pod.name == name), None)
 
     @property
-    def due(self) -> float:
-        """The next wall time at which waiting ends and something is to be decided; 0 for none."""
-        return min((at for at in (self.deadline, self.held_until) if at > 0), default=0.0)
+    def waits(self) -> bool:
+        """Whether something is waited for until a wall time."""
+        return self.deadline > 0 or self.held_until > 0
+
+    def due_after(self, now: float) -> float:
+        """The first wall time after `now` at which waiting ends and something is to be decided; 0 for none.
+
+        What ended before has been decided upon, or waits for more than time.
+        """
+        return min((at for at in (self.deadline, self.held_until) if at > now), default=0.0)
 
 
 def digest(status: Status) -> str:
