@@ -38,8 +38,11 @@ LOOK_S = 1.0
 # How often the master hears of it while all is well.
 TELL_S = 2.0
 # Looks at stacks: close together until it is clear who stands still, then rarely.
-STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 1.5, 15.0, 8
+STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 1.0, 15.0, 8
 STACKS_TIMEOUT_S = 15.0
+# Snapshots a look of those who don't wait in a collective: a loop of a few calls is seen in one of them
+# mostly.
+SAMPLES = 7
 CLOSE_S = 2.0
 # In a report: enough for any file system, and bounded.
 PATH_CHARS = 2048
@@ -217,7 +220,7 @@ class PaceWatcher:
     def _read_stacks(self, ranks: Watched, views: dict[int, RankView]) -> None:
         """Ask the hang check, which ends with this thread at the latest."""
         pids = {rank: view.pid for rank, view in views.items() if not view.ended}
-        request = CheckRequest(checks=("hang",), node=self._node, rank_pids=pids)
+        request = CheckRequest(checks=("hang",), node=self._node, rank_pids=pids, samples=SAMPLES)
         process = start_checks(without_secrets(os.environ))
         with self._lock:
             if self._ranks is not ranks:
@@ -237,7 +240,8 @@ class PaceWatcher:
         details = results[0].details if results else {}
         for rank, view in views.items():
             told = details.get(f"rank{rank}_stack", "")
-            view.stands(stacks.unpack(told) if isinstance(told, str) else ())
+            stack = stacks.unpack(told) if isinstance(told, str) else ()
+            view.stands(stack, moves=details.get(f"rank{rank}_moves") is True)
 
 
 class _Node:

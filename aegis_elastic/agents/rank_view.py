@@ -106,10 +106,13 @@ class RankView:
             self._own = _window((self._own.serial if self._own else 0) + 1, self._samples, work.cpu_ns / 1e3)
             self._samples, self._window_s = [], now_s
 
-    def stands(self, stack: Stack) -> None:
-        """One more look at its stack found it there; () if it couldn't be read."""
-        same = bool(stack) and bool(self._stack) and stacks.place(stack) == stacks.place(self._stack)
-        self._steady = self._steady + 1 if same else int(bool(stack))
+    def stands(self, stack: Stack, moves: bool = False) -> None:
+        """One more look found it there; () if its stack couldn't be read. `moves`: elsewhere a moment
+        later.
+        """
+        if stack and self._stack:
+            moves = moves or stacks.place(stack) != stacks.place(self._stack)
+        self._steady = 0 if moves or not stack else self._steady + 1
         self._stack = stack
         now_s, total = time.monotonic(), _io_bytes(self.pid)
         before_s, before, _ = self._io

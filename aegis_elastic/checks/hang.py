@@ -29,6 +29,7 @@ from aegis_elastic.core.stacks import Frame, Stack
 D_SAMPLES = 5
 D_INTERVAL_S = 0.05
 STACK_TIMEOUT_S = 8.0
+SAMPLE_INTERVAL_S = 0.07
 
 
 class _Frame(msgspec.Struct):
@@ -48,7 +49,8 @@ def check(request: CheckRequest, note: Note) -> Outcome:
     """Say for every rank whether it ended, is frozen, or where it is.
 
     Details: "rank3" in words, "rank3_kernel" with what the kernel's log says of one that was killed,
-    "rank3_stack" for `core.stacks` to compare across nodes, and "odd_ranks" and "desync" if ranks of this
+    "rank3_stack" for `core.stacks` to compare across nodes, "rank3_moves" if one more of the request's
+    `samples` found it elsewhere, and "odd_ranks" and "desync" if ranks of this
     node stand apart from most others here.
     """
     details: dict[str, Scalar] = {
@@ -71,6 +73,7 @@ def check(request: CheckRequest, note: Note) -> Outcome:
     # A process in D state can't be read without risk of waiting like it.
     read = _stacks({rank: pid for rank, pid in alive.items() if states[rank] != "D"})
     known = {rank: stack for rank, stack in read.items() if not isinstance(stack, str)}
+    details |= {f"rank{rank}_moves": True for rank in _moving(alive, known, request.samples - 1)}
     for rank in alive:
         where = _where(read.get(rank, ""))
         details[f"rank{rank}"] = " ".join(filter(None, [frozen.get(rank, "runs"), where]))
@@ -113,6 +116,21 @@ def _conclude(
         return failed("hang.frozen", "node", f"hang: {text}{odd}", details)
     text = "; ".join(f"rank {rank} {str(details[f'rank{rank}']).removeprefix('runs ')}" for rank in alive)
     return passed(f"hang: {len(alive)} live, none frozen: {text}{odd}", details)
+
+
+def _moving(alive: Mapping[int, int], known: Mapping[int, Stack], times: int) -> set[int]:
+    """Ranks that a few more looks find elsewhere. Who waits for others in a collective doesn't move."""
+    moving: set[int] = set()
+    with selectors.DefaultSelector() as pause:
+        for _ in range(times):
+            still = {rank for rank, stack in known.items() if stack and not places.waits(stack)} - moving
+            if not still:
+                break
+            pause.select(SAMPLE_INTERVAL_S)  # nothing tells when a process goes elsewhere: looking must do
+            for rank, stack in _stacks({rank: alive[rank] for rank in still}).items():
+                if not isinstance(stack, str) and stack and places.place(stack) != places.place(known[rank]):
+                    moving.add(rank)
+    return moving
 
 
 def _where(stack: Stack | str) -> str:

@@ -62,7 +62,8 @@ class CheckRequest(msgspec.Struct, frozen=True, rename="camel"):
     than the median of its peers a node must be to be called slow. `peer_medians`: what the median of the
     peers has for figures of the io check ("checkpoint_write_s"); without them no storage is called slow.
     `exclusive_gpus`: nobody else may hold memory on this node's GPUs. `rdma_root` and `kernel_log` are where
-    a running kernel has them; a copy of another machine's can be judged as well.
+    a running kernel has them; a copy of another machine's can be judged as well. `samples`: how often the
+    hang check looks at ranks that don't wait for others, to tell who moves from who stands.
     """
 
     checks: tuple[str, ...]
@@ -80,6 +81,7 @@ class CheckRequest(msgspec.Struct, frozen=True, rename="camel"):
     peer_medians: dict[str, float] = {}
     exclusive_gpus: bool = False
     slow_factor: float = 1.1
+    samples: int = 1
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.checks).union(self.budgets_s).difference(ALL))

@@ -79,15 +79,17 @@ class Judgement(NamedTuple):
     hang: Hang | None = None
 
 
-def judge(ranks: Sequence[Seen], floor_s: float = FLOOR_S) -> Judgement:
-    """What holds the training up. `ranks`: all of the job, those that have ended too."""
+def judge(ranks: Sequence[Seen], floor_s: float = FLOOR_S, untold_s: float = UNTOLD_S) -> Judgement:
+    """What holds the training up. `ranks`: all of the job, those that have ended too. `untold_s`: after how
+    long process states alone tell, of a job that tells of no steps.
+    """
     alive = [seen for seen in ranks if not seen.facts.ended]
     told = [seen for seen in alive if seen.facts.beats]
     patience = patience_s([seen.facts for seen in told], floor_s)
     if any(seen.facts.idle_s < patience for seen in told) or not alive:
         return Judgement(True)
     idle_s = min((seen.facts.idle_s for seen in told), default=0.0)
-    frozen = _frozen(alive, patience if told else max(UNTOLD_S, floor_s), bool(told))
+    frozen = _frozen(alive, patience if told else max(untold_s, floor_s), bool(told))
     if frozen is not None or not told:
         return Judgement(frozen is None, frozen)
     pause = _pause(idle_s, told)
@@ -131,14 +133,13 @@ def _by_stacks(alive: Sequence[Seen], pause: str, waited_s: float) -> Hang | Non
         seen.facts.steady >= STEADY_LOOKS for seen in alive
     )
     if not seen_enough:
-        if waited_s < LOOKS_WITHIN_S:
-            return None
         moving = [
             seen
             for seen in alive
-            if where[seen.facts.rank] and seen.facts.steady < STEADY_LOOKS
-            and not stacks.waits(where[seen.facts.rank])
-        ]  # fmt: skip
+            if (stack := where[seen.facts.rank]) and not seen.facts.steady and not stacks.waits(stack)
+        ]
+        if waited_s < LOOKS_WITHIN_S and not moving:
+            return None
         text = _standing(alive, where)
         doing = f"; rank {moving[0].facts.rank} is moving" if moving else ""
         return Hang(Verdict.STALLED, alive[0], f"{pause}: {text}{doing}", sure=bool(moving))

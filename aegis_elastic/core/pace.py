@@ -50,8 +50,8 @@ class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     since the last one, or since the start. `longest_s`, `step_s`: its longest pause so far and its usual one.
     `state` is the kernel's letter, `state_s` how long it has been that at every look. `stack` as
     `core.stacks.pack` writes it, read only while something is odd; `steady` counts the looks in a row that
-    found it at that very place; `io_bytes_s` is what it read and wrote between them. On the wire `stack_at`
-    says instead which of the node's stacks it is: most ranks wait at the same place.
+    found it at that very place, 0 if it moves; `io_bytes_s` is what it read and wrote between them. On the
+    wire `stack_at` says instead which of the node's stacks it is: most ranks wait at the same place.
     """
 
     rank: _Count

@@ -110,6 +110,34 @@ def test_a_rank_that_stays_in_the_kernel_is_frozen(compiler: str, tmp_path: Path
     assert outcome.result == "hang: rank 0 is stuck in the kernel (D state)"
 
 
+EVALUATES = """
+import time
+
+def batch():
+    time.sleep(0.03)
+
+def evaluate():
+    print("ready", flush=True)
+    while True:
+        batch()
+        time.sleep(0.1)
+
+evaluate()
+"""
+
+
+def test_of_several_looks_at_a_rank_one_tells_that_it_moves(
+    start: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    stands = start()
+    (tmp_path / "train.py").write_text(EVALUATES)
+    pids = {0: stands.pid, 1: start().pid}
+    often = hang.check(CheckRequest(("hang",), rank_pids=pids, samples=40), lambda _: None)
+    assert often.details["rank1_moves"] is True
+    assert "rank0_moves" not in often.details
+    assert "rank1_moves" not in check(pids).details, "one look can't know"
+
+
 def test_a_process_that_is_not_python_is_no_hang() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:

@@ -107,14 +107,21 @@ def test_what_may_be_work_is_for_people(name: str, ranks: list[Seen]) -> None:
 
 
 def test_a_rank_that_moves_is_no_deadlock() -> None:
-    """Rank 0 evaluates alone: every look finds it elsewhere. A minute later people are told."""
+    """Rank 0 evaluates alone: every look finds it elsewhere."""
     waiting = world(WAITS, WAITS, WAITS, idle_s=70.0)
-    assert judge([*waiting, seen(3, LOOPS, steady=1, idle_s=70.0)]).hang is None
-    later = world(WAITS, WAITS, WAITS, idle_s=120.0)
-    hang = judge([*later, seen(3, LOOPS, steady=1, idle_s=120.0)]).hang
+    hang = judge([*waiting, seen(3, LOOPS, steady=0, idle_s=70.0)]).hang
     assert hang is not None
-    assert hang.verdict is Verdict.STALLED
+    assert (hang.verdict, hang.sure) == (Verdict.STALLED, True)
     assert "rank 3 is moving" in hang.reason
+
+
+def test_until_there_were_enough_looks_nothing_is_said() -> None:
+    waiting = world(WAITS, WAITS, WAITS, idle_s=70.0)
+    assert judge([*waiting, seen(3, LOOPS, steady=2, idle_s=70.0)]) == Judgement(False)
+    assert judge([*waiting, seen(3, steady=0, idle_s=70.0)]) == Judgement(False)
+    later = judge([*world(WAITS, WAITS, WAITS, idle_s=120.0), seen(3, idle_s=120.0)]).hang
+    assert later is not None
+    assert (later.verdict, later.sure) == (Verdict.STALLED, False)
 
 
 @pytest.mark.parametrize(
