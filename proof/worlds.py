@@ -27,6 +27,7 @@ from aegis_elastic.core.events import (
     Join,
     Lost,
     Mark,
+    Noted,
     Offer,
     Progress,
     Quit,
@@ -384,10 +385,24 @@ def not_current(s: Status) -> Iterator[Event]:
             yield Join(pod.name, pod.uid, pod.node_name, "", 1)
     for spare in s.spares:
         yield Join(spare.name, spare.uid, spare.node_name, "", 1)
+    yield from _of_nobody()
     yield Offer("nobody", "nobody.1", "stale:1")
     yield Independent("nobody", s.incarnation, "stale")
     yield Finish("nobody", "nobody.1", s.incarnation, s.seq_num)
     yield Error("nobody", "nobody.1", s.incarnation, s.seq_num, "stale")
+
+
+def _of_nobody() -> Iterator[Event]:
+    """What is only told, and what concerns nodes and workers that don't take part."""
+    yield Noted("nobody", "no-node", "memory.leak", "12 MB a minute", NOW)
+    yield Mark("no-node", "nobody", Verdict.SLOW, "behind")
+    yield Unmark("no-node", Verdict.SLOW, "caught up")
+    yield Act("nobody", "manual", "asked")
+    yield Evict("no-node", "persisted")
+    yield Fit("nobody", "nobody.1", True)
+    yield Untaint("no-node", "repaired")
+    yield Progress(-1)
+    yield Hold("over already", NOW)
 
 
 def shape(s: Status) -> tuple[object, ...]:
