@@ -134,10 +134,14 @@ class Job:
 
     def lose(self, number: int) -> float:
         """Ends a node and everything on it at once; returns the moment. The launcher goes first."""
-        node = psutil.Process(self.nodes[number].pid)
-        doomed = [node, *node.children(recursive=True)]
         if self.launcher.ours and number == 0:
             raise ValueError("cannot lose node 0: it is everybody's endpoint")
+        node = psutil.Process(self.nodes[number].pid)
+        doomed = [node, *node.children(recursive=True)]
+        # On one host whoever comes first starts the plane, which belongs to node 0 all the same.
+        planes = [process for process in doomed[1:] if "aegis_elastic.control.plane" in process.cmdline()]
+        spared = {process.pid for plane in planes for process in (plane, *plane.children(recursive=True))}
+        doomed = [process for process in doomed if process.pid not in spared]
         moment = time.monotonic()
         for process in doomed:
             try:

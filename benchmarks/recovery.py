@@ -108,6 +108,9 @@ def _strike(row: Row, job: Job, folder: Path) -> None:
             job.add_node()
             time.sleep(SPARE_S)
             _see_all_alive(job)
+            if row.launcher == "aegis-run":
+                held = row.shape.nodes + 1
+                wait(lambda: job.said().count("warm spares ready: ") >= held, "spare node", READY_TIMEOUT_S)
         note(folder, "fault", job.lose(row.shape.nodes - 1))
         if row.fault == "replaced":
             time.sleep(REPLACEMENT_S)

@@ -24,6 +24,7 @@ from aegis_elastic.agents.news import AtEnd, Met, NextStore, PeersEnded
 from aegis_elastic.agents.ranks import RankGroup
 from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.agents.told import told, told_all
+from aegis_elastic.agents.torch_seam import SeamError
 from aegis_elastic.core.attribution import clues_of, says_fallback
 from aegis_elastic.core.messages import MessageType, ReportData
 from aegis_elastic.core.model import Failure
@@ -117,7 +118,7 @@ class AegisElasticAgent(IndependentBody):
             self._say(MessageType.ACK, ReportData(state="spare"))
             if previous is None or self._seat(previous) is not None:
                 self._narrate("waiting as a spare: every seat of the job is taken")
-            self._stop_then(self._fitness.begin)
+            self._stop_then(self._wait_for_a_seat)
         elif order.action is Action.RUN:
             self._on_run(order, seat)
         else:
@@ -129,6 +130,14 @@ class AegisElasticAgent(IndependentBody):
             else:
                 self._end_by_plane(self._check if order.action is Action.TROUBLESHOOT else self._finish)
                 self._check_meanwhile(order)
+
+    def _wait_for_a_seat(self) -> None:
+        self._fitness.begin()
+        if self._spares is not None and not self._spares.expecting:
+            try:
+                self._spares.expect(self.rehearse())
+            except (SeamError, OSError) as error:
+                logger.info("no warm spares: %s", error)
 
     def _on_joined(self) -> None:
         """If we had orders, they were of a job that has ended without us: what we did counts no more."""

@@ -219,10 +219,10 @@ class NodeBody(SeamAgent):
         self._checks.prepare()
         if spares is None or spares.due_s is None or time.monotonic() < spares.due_s:
             return
-        if ranks is None or ranks.stopping or not ranks.running:
-            spares.ended()
-        else:
+        if spares.expecting or (ranks is not None and ranks.running and not ranks.stopping):
             spares.act()
+        else:
+            spares.ended()
 
     def _clear_up(self) -> None:
         self._watchers.close()

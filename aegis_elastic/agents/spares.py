@@ -7,7 +7,8 @@ whenever anything about a spare fails, the rank starts cold, as it would have.
 
 What may be held at all is proven, not assumed: only a command that is a Python interpreter, with options that
 leave our sitecustomize alone, and of which a cold start in this job has passed the gate in the very process
-that was started. Anything else would run the user's program as a spare.
+that was started. Anything else would run the user's program as a spare. On a node that waits for a seat no
+rank has started: there a probe shows it, the same interpreter and options with a program that does nothing.
 
 No thread and no clock of its own: the agent's loop calls ``act`` at ``due_s``.
 """
@@ -46,21 +47,33 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 def why_not(argv: Sequence[str]) -> str:
     """Why this command can't be held at the gate; "" if it may."""
-    words = list(argv)
-    if os.path.basename(words[0]) == "numactl":
-        words.pop(0)
-        while words and words[0].startswith("-"):
-            words.pop(0)
-    if not words or not _is_python(words[0]):
-        return f"{os.path.basename((words or argv)[0])} is not a Python interpreter"
-    rest = words[1:]
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        option = rest.pop(0)
-        if option in _WITH_VALUE and rest:
-            rest.pop(0)
-        elif not _HARMLESS.fullmatch(option) and not option.startswith(("-W", "-X")):
+    start, end = _interpreter(argv)
+    if start >= len(argv) or not _is_python(argv[start]):
+        program = argv[start] if start < len(argv) else argv[0]
+        return f"{os.path.basename(program)} is not a Python interpreter"
+    with_value = False
+    for option in argv[start + 1 : end]:
+        harmless = with_value or option in _WITH_VALUE or _HARMLESS.fullmatch(option)
+        if not harmless and not option.startswith(("-W", "-X")):
             return f"Python's option {option} may go past our gate"
-    return "" if command(words)[0] else "there is no script or module to run"
+        with_value = option in _WITH_VALUE and not with_value
+    return "" if command(list(argv[start:]))[0] else "there is no script or module to run"
+
+
+def _interpreter(argv: Sequence[str]) -> tuple[int, int]:
+    """Where the interpreter stands in the command, and the first word that is no option of its."""
+    start = 0
+    if os.path.basename(argv[0]) == "numactl":
+        start = next((place for place in range(1, len(argv)) if not argv[place].startswith("-")), len(argv))
+    end = start + 1
+    while end < len(argv) and argv[end].startswith("-") and argv[end] not in ("-m", "-c"):
+        end += 2 if argv[end] in _WITH_VALUE else 1
+    return start, min(end, len(argv))
+
+
+def probe_of(argv: Sequence[str]) -> tuple[str, ...]:
+    """The same interpreter in the same way, with a program that does nothing."""
+    return (*argv[: _interpreter(argv)[1]], "-c", "pass")
 
 
 def _is_python(program: str) -> bool:
@@ -137,6 +150,8 @@ class Spares:
         self._generation = -1
         self._without: set[str] = set()
         self._failures = 0
+        self._probe = ""  # the name of the probe, while one is out
+        self._expected = False  # what "runs" is only expected to
         self._settled_s = 0.0
         self.due_s: float | None = None
 
@@ -150,9 +165,21 @@ class Spares:
         don't fit are ended."""
         if not self._on:
             return list(specs)
-        self.due_s = None
-        self._running.clear()
+        self.ended()
         return [self._claim(spec) for spec in specs]
+
+    @property
+    def expecting(self) -> bool:
+        """Whether spares are made for ranks that this node has not been asked for yet."""
+        return self._expected
+
+    def expect(self, specs: Sequence[RankSpec]) -> None:
+        """This node may be asked for such ranks: have them held, if the gate holds such a command."""
+        if not self._on or self._failures >= FAILURES_MAX or any(why_not(spec.argv) for spec in specs):
+            return
+        self._expected = True
+        self._running = {spec.local_rank: (spec, 0) for spec in specs}
+        self.due_s = self._settled_s = time.monotonic()
 
     def _claim(self, spec: RankSpec) -> RankSpec:
         spare = self._spares.pop(spec.local_rank, None)
@@ -190,6 +217,9 @@ class Spares:
                 # an interpreter may take longer to start than the ranks have for themselves
                 self.due_s = self.due_s or self._settled_s
             return
+        if event.spare == self._probe:
+            self._on_probe(event)
+            return
         named = [(rank, spare) for rank, spare in self._spares.items() if spare.name == event.spare]
         if not named:
             return  # dropped, or a rank by now
@@ -210,9 +240,28 @@ class Spares:
         if self._running:
             self.due_s = time.monotonic()
 
+    def _on_probe(self, event: Held | SpareGone) -> None:
+        self._guard.drop(self._probe)
+        self._probe = ""
+        if isinstance(event, Held):
+            self._passed |= self._running.keys()
+            self.due_s = time.monotonic()
+        else:
+            logger.info("no warm spares: %s", event.why)
+            self._failures += 1
+            self.ended()
+
     def act(self) -> None:
         """Make the next spare that is missing, one at a time; ``due_s`` says when to call again."""
         self.due_s = None
+        if self._probe:
+            return
+        if self._expected and not self._passed & self._running.keys():
+            spec, _ = next(iter(self._running.values()))
+            self._probe = f"probe.{next(self._names)}"
+            probe = RankSpec(spec.local_rank, probe_of(spec.argv), early(spec.env), "", "", "hold plain")
+            self._guard.hold(self._probe, probe)
+            return
         for local_rank, spare in list(self._spares.items()):
             if spare.held:
                 continue
@@ -234,7 +283,8 @@ class Spares:
 
     def _hold(self, local_rank: int) -> None:
         spec, pid = self._running[local_rank]
-        libraries = "torch" if uses_torch(pid) else "plain"
+        # of ranks that are yet to run nothing can be seen; that they train is why we are here
+        libraries = "torch" if self._expected or uses_torch(pid) else "plain"
         gate = f"hold {libraries} {','.join(sorted(self._without))}".rstrip()
         name = f"{local_rank}.{next(self._names)}"
         held = spec._replace(env=early(spec.env), gate=gate, spare="", late={})
@@ -245,12 +295,17 @@ class Spares:
     def ended(self) -> None:
         """The ranks are being stopped: no new spares until the next start."""
         self._running.clear()
+        self._expected = False
         self.due_s = None
+        if self._probe:
+            self._guard.drop(self._probe)
+            self._probe = ""
 
     def moved(self, guard: GuardClient) -> None:
         """A new guard: the spares died with the old one."""
         self._guard = guard
         self._spares.clear()
+        self._probe = ""
 
 
 def _difference(spare: _Spare, spec: RankSpec) -> str:

@@ -148,6 +148,19 @@ class GuardedContext(SubprocessContext):
         self._tails_running = False
 
 
+class _Rehearsed(Exception):
+    def __init__(self, specs: list[RankSpec]) -> None:
+        super().__init__()
+        self.specs = specs
+
+
+class _Rehearsal:
+    """In a guard's place: starts nothing."""
+
+    def spawn(self, _generation: int, specs: list[RankSpec]) -> dict[int, int]:
+        raise _Rehearsed(specs)
+
+
 class SeamAgent(LocalElasticAgent):
     """Starts ranks as torchelastic's agent would, through a guard. Its run loop is not used.
 
@@ -226,6 +239,30 @@ class SeamAgent(LocalElasticAgent):
         for worker in group.workers:
             worker.id = pids[worker.local_rank]
         return created[0]
+
+    def rehearse(self) -> list[RankSpec]:
+        """The ranks that this node would start if it had a seat, as far as that can be known: what is only
+        known at a start (rank, world size, store) is made up. Nothing runs. SeamError, OSError.
+        """
+        stand_in: Any = _Rehearsal()
+        size = self.get_worker_group().spec.local_world_size
+        try:
+            self.start_ranks(
+                group_rank=0,
+                group_world_size=1,
+                rank_offset=0,
+                world_size=size,
+                role_rank_offset=0,
+                role_world_size=size,
+                master_addr="127.0.0.1",
+                master_port=0,
+                restart_count=0,
+                guard=stand_in,
+                generation=0,
+            )
+        except _Rehearsed as rehearsed:
+            return rehearsed.specs
+        raise SeamError("cannot rehearse a start: torch started no processes")
 
     def finish_ranks(self) -> None:
         """Call when the ranks have ended: flushes their logs; ends torch's watchdog and health server of this

@@ -381,3 +381,45 @@ def test_free_memory_is_the_nodes_or_what_the_cgroup_leaves(tmp_path: Path) -> N
 
 def test_a_node_needs_two_gibibytes_or_half_of_one_for_each_rank() -> None:
     assert (memory_wanted(1), memory_wanted(8)) == (2 << 30, 4 << 30)
+
+
+def test_a_node_that_waits_for_a_seat_has_its_ranks_held_before_any_of_them_has_run(node: Node) -> None:
+    node.script.write_text("raise SystemExit('must not run here')")
+    node.spares.expect([node.spec(0), node.spec(1)])
+    node.spares.act()
+    node.until(Held)  # the probe, which is dropped
+    node.fill(2)
+    held = node.children()
+    node.script.write_text(SLEEP)
+    assert node.start(node.spec(0), node.spec(1)) == {0, 1}
+    assert set(node.pids.values()) <= held
+    assert not node.spares.expecting
+    node.fill(2)  # they are ranks like others now, with spares of their own
+    node.stop()
+
+
+def test_nothing_is_held_for_a_seat_where_the_gate_would_not_hold_it(node: Node, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    node.script.write_text(f"open({str(ran)!r}, 'w')")
+    wrapper = tmp_path / "wrap.sh"
+    wrapper.write_text(f'exec {sys.executable} "$@"')
+    past_the_gate = (sys.executable, "-E", str(node.script))
+    for argv in (("sh", str(wrapper), str(node.script)), past_the_gate):
+        node.spares.expect([node.spec(argv=argv)])
+        assert not node.spares.expecting
+    # An environment without our site folder: only the probe finds that out.
+    bare = node.spec()
+    bare = bare._replace(env={key: value for key, value in bare.env.items() if key != "PYTHONPATH"})
+    node.spares.expect([bare])
+    node.spares.act()
+    node.until(SpareGone)
+    assert (node.spares.expecting, node.spares.held, node.spares.due_s) == (False, 0, None)
+    assert not ran.exists()
+
+
+def test_a_seat_that_comes_before_its_spares_is_a_cold_start(node: Node) -> None:
+    node.spares.expect([node.spec()])
+    node.spares.act()
+    assert node.start() == set()
+    node.stop()
+    assert not node.children(), "the probe is gone, too"

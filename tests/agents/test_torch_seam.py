@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.run import config_from_args, parse_args
 
 from aegis_elastic.agents.guard_client import Exited, GuardClient, SpawnError, Stopped
+from aegis_elastic.agents.spares import early
 from aegis_elastic.agents.torch_seam import (
     GuardedContext,
     JobIdentity,
@@ -32,6 +34,7 @@ from aegis_elastic.agents.torch_seam import (
     failure_of,
     run_log_dir,
 )
+from aegis_elastic.worker.environment import MARKER
 from tests.agents.processes import next_event, wait_stopped
 
 SERVER = "torch.distributed.elastic.agent.server"
@@ -252,6 +255,29 @@ def test_incarnations_follow_each_other_on_one_agent(guard: GuardClient, tmp_pat
         assert {e.generation for e in wait_exits(guard, 2)} == {generation}
         agent.finish_ranks()
         assert Path(context.stdouts[0]).read_text() == f"{generation}\n"
+
+
+def test_a_rehearsal_tells_all_of_a_start_but_what_only_a_seat_brings(
+    guard: GuardClient, tmp_path: Path
+) -> None:
+    agent = agent_for(tmp_path, "-c", SHOW, logs={"redirects": Std.ALL, "tee": Std.ALL})
+    rehearsed = agent.rehearse()
+    before = set(threading.enumerate())
+    again = agent.rehearse()
+    assert again == rehearsed
+    assert set(threading.enumerate()) == before, "no tail of a log that nobody writes"
+    context = start(agent, guard, 1)
+    wait_exits(guard, 2)
+    agent.finish_ranks()
+    for spec in rehearsed:
+        environ, argv = json.loads(Path(context.stdouts[spec.local_rank]).read_text())
+        held = early({**environ, "TORCHELASTIC_ERROR_FILE": ""})
+        expected = early(spec.env)
+        for names in (held, expected):
+            for name in ("PYTHONPATH", MARKER):  # the site folder takes itself out of them
+                names.pop(name, None)
+        assert held == expected
+        assert argv == ["-c"]
 
 
 def test_run_path_becomes_a_command_that_runs_the_script_as_torch_does(tmp_path: Path) -> None:
