@@ -86,6 +86,22 @@ def test_a_second_crash_before_there_are_spares_is_a_cold_start(tmp_path: Path) 
         assert job.status()["recoverCount"] == 2
 
 
+def test_a_node_that_waits_for_a_seat_takes_over_in_processes_that_it_held(tmp_path: Path) -> None:
+    path, marks = script(tmp_path)
+    flags = ["--aegis-bootcheck", "off"]
+    with Job(tmp_path, nnodes="1", nproc=2, env={"AEGIS_WARM_SPARES": "on"}, flags=flags) as job:
+        first = job.start(path, str(marks), "0", worker="a")
+        pids(marks, 0)
+        spare = job.start(path, str(marks), "0", worker="b")
+        spare.wait_output(READY)
+        held = {pid for pid, env in job.processes().items() if "AEGIS_WORKER_ROOM" in env}
+        assert len(job.ranks()) == 2, "nothing of the script has run there"
+        first.kill()
+        assert pids(marks, 1) <= held
+        (marks / "go-1").touch()
+        assert spare.wait() == 0
+
+
 def test_spares_are_gone_when_the_launcher_is_killed(tmp_path: Path) -> None:
     path, marks = script(tmp_path)
     with Job(tmp_path, nproc=1, env={"AEGIS_WARM_SPARES": "on"}, flags=["--aegis-bootcheck", "off"]) as job:
