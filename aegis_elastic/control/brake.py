@@ -150,7 +150,10 @@ class BrakeDesk:
         guard = self._policy.guard
         while True:
             await asyncio.sleep(guard.probe_s)
-            why = await probe_io(self._paths)
+            try:
+                why = await probe_io(self._paths)
+            except (OSError, msgspec.MsgspecError) as error:  # no process, or one that speaks nonsense
+                why = f"the probe failed: {error}"
             if not why:
                 break
             logger.info("still down: %s", why)

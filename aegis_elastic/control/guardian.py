@@ -82,6 +82,8 @@ class GuardianDesk:
         self._pending: dict[str, _Pending] = {}
         self._recovering_since: float | None = None
         self._away = False
+        self._broken: BaseException | None = None
+        self._closed = False
 
     # ------------------------------------------------------------ as a desk
 
@@ -111,7 +113,9 @@ class GuardianDesk:
         self._wake.set()
 
     def due_s(self) -> float:
-        """See `Desk.due_s`: its events come by `feed`."""
+        """See `Desk.due_s`: its events come by `feed`. A guard that broke says so: it is put aside."""
+        if self._broken is not None:
+            raise self._broken
         return math.inf
 
     def turn(self, now_s: float) -> Sequence[Event]:
@@ -120,6 +124,7 @@ class GuardianDesk:
 
     async def close(self) -> None:
         """See `Desk.close`."""
+        self._closed = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -137,7 +142,8 @@ class GuardianDesk:
     # ------------------------------------------------------------ looking
 
     async def _look_again_and_again(self) -> None:
-        while True:
+        # `wait_for` of Python before 3.12 may swallow a cancellation that comes with what it waits for.
+        while not self._closed:
             busy = bool(self._marks() or self._cases or self._deeds or self._to_count or self._to_page)
             look_s = self._policy.guard.look_s if busy or self._recovering_since is not None else None
             if self._keeper is None:
@@ -183,6 +189,8 @@ class GuardianDesk:
                 if case.node_name != node_name:
                     continue
                 await keeper.follow_up(case)
+                if self._status is None or self._status.phase in RECOVERING:
+                    continue  # there is nothing to judge a node by, and nothing to be done to it
                 await keeper.look(case)
                 if not any((mark.node_name, mark.verdict) == key for mark in self._marks()):
                     # It has gone, and what was noted of it is cleared away.
@@ -215,6 +223,7 @@ class GuardianDesk:
     async def _guard(self) -> GuardKeeper:
         if self._keeper is None:
             keeper = GuardKeeper(await self._open(), self._job, self._name, self._policy, self)
+            await keeper.forget()
             await self._learn_deeds(keeper)
             self._keeper = keeper
         return self._keeper
@@ -234,7 +243,7 @@ class GuardianDesk:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.pop(what, None)
             if not task.cancelled() and task.exception() is not None:
-                logger.error("the guard's %s broke", what, exc_info=task.exception())
+                self._broken = task.exception()
 
         task.add_done_callback(ended)
 
@@ -272,7 +281,10 @@ class GuardianDesk:
         kinds = _HUNG if case.verdict in _HUNG else (case.verdict,)
         marks = [m for m in self._marks() if m.node_name == case.node_name and m.verdict in kinds]
         fresh = status is not None and 0 <= self._wall() - status.saved_at <= BOUNDARY_FRESH_S
-        return bool(marks), fresh and any(mark.safe and self._is_due(mark, status) for mark in marks)
+        # Whoever still recovers from the hang that was acted on hasn't recovered.
+        stuck = status is not None and status.phase in RECOVERING and case.verdict in _HUNG
+        boundary = fresh and any(mark.safe and self._is_due(mark, status) for mark in marks)
+        return bool(marks) or stuck, boundary
 
     def _is_due(self, mark: NodeMark, status: Status | None) -> bool:
         """Whether the last checkpoint came after all that the guard waits for. One that came before is no

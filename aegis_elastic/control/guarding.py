@@ -35,6 +35,7 @@ from aegis_elastic.core.guard import (
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy import Policy
 from aegis_elastic.store.contract import (
+    Entry,
     KeyExists,
     Lease,
     RevisionConflict,
@@ -49,6 +50,8 @@ PREFIX = "guard"
 COLLECT_S = 60.0
 # After this time a page that was claimed and not sent is another's to send.
 PAGE_PATIENCE_S = 120.0
+# Two days: nothing looks back further than one.
+OLD_S = 2 * 86400.0
 # Others change the same node's record a few times a day.
 ROUNDS_MAX = 16
 TOKEN_CHARS_MAX = 120
@@ -160,6 +163,16 @@ class GuardKeeper:
         found = [entry for entry in await self._store.list(PREFIX) if entry.key.endswith(".state")]
         deeds = [node.deed for entry in found if (node := _decode(entry.value, NodeGuard)) is not None]
         return [deed for deed in deeds if deed and deed.job == self._job and not deed.followed_up]
+
+    async def forget(self) -> None:
+        """Delete what matters to nobody any more: pages and anchors of long ago, nodes that were calm."""
+        now = self._now()
+        for entry in await self._store.list(PREFIX):
+            if _is_old(entry, now):
+                try:
+                    await self._store.delete(entry.key, entry.revision)
+                except RevisionConflict:
+                    continue  # it matters to somebody
 
     async def follow_up(self, case: Case) -> None:
         """See whether this job's last action on the case's node has helped, and call a human if not."""
@@ -377,6 +390,17 @@ class GuardKeeper:
         return f"{PREFIX}.{_token(node_name)}.{rest}"
 
 
+def _is_old(entry: Entry, now: float) -> bool:
+    if ".page." in entry.key:
+        page = _decode(entry.value, PageRecord)
+        return page is None or now - page.claimed_at > OLD_S
+    if ".anchor." in entry.key:
+        anchor = _decode(entry.value, Anchor)
+        return anchor is None or now - anchor.seen > OLD_S
+    node = _decode(entry.value, NodeGuard) if entry.key.endswith(".state") else None
+    return node is not None and all(now - counted.at > OLD_S for counted in node.counted)
+
+
 def _decode(value: bytes, kind: type[T]) -> T | None:
     """A record; None, and a line in the log, if it makes no sense: then the guard begins anew with it."""
     try:
@@ -391,4 +415,4 @@ def _token(name: str) -> str:
     token = name.encode(errors="replace").hex()
     if len(token) > TOKEN_CHARS_MAX:
         token = hashlib.sha256(name.encode(errors="replace")).hexdigest()
-    return token
+    return token or "_"  # what is of no node

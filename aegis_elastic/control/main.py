@@ -173,6 +173,7 @@ async def _make_master(
     master.desks.clerks |= looks.clerks
     master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
     pace = {"floor_s": config.hang_after_s, "silent_s": config.silent_s}
+    pace["untold_s"] = config.policy.guard.heartbeat_stale_s
     master.desks.add(PaceDesk(master.feed, **pace, moved=master.note_moved))
     fresh = begun.name == "create"
     guardian.sit_down(master.desks, master.feed, spec, config, store, fresh=fresh)

@@ -17,7 +17,7 @@ import msgspec
 from aegis_elastic.control.desks import Decided
 from aegis_elastic.core import pace, straggler
 from aegis_elastic.core.events import Event, Mark, Noted, Progress, Saved, Started, Unmark
-from aegis_elastic.core.hang import Hang, Seen, judge
+from aegis_elastic.core.hang import UNTOLD_S, Hang, Seen, judge
 from aegis_elastic.core.messages import Message, MessageType, ReportData
 from aegis_elastic.core.model import Phase, PodInfo, Status, Verdict
 from aegis_elastic.core.pace import Facts, RankFacts
@@ -56,11 +56,13 @@ class PaceDesk:
         feed: Callable[[Event], None],
         *,
         floor_s: float = pace.FLOOR_S,
+        untold_s: float = UNTOLD_S,
         silent_s: float = 30.0,
         moved: Callable[[float], None] = lambda now_s: None,
     ) -> None:
         self._feed = feed
         self._floor_s = floor_s
+        self._untold_s = untold_s
         self._silent_s = silent_s
         self._tell_moved = moved
         self._status: Status | None = None
@@ -181,7 +183,7 @@ class PaceDesk:
     # ------------------------------------------------------------ verdicts
 
     def _judge_hang(self, ranks: list[Seen]) -> Iterator[Event]:
-        judgement = judge(ranks, self._floor_s)
+        judgement = judge(ranks, self._floor_s, self._untold_s)
         hang, marked = judgement.hang, self._hang
         if hang is not None and marked is not None and not hang.sure:
             return

@@ -52,8 +52,8 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # What each setting means, for `aegis-run -h` and the documentation; a test holds that none is missing.
 ABOUT = {
     "observations": "bad observations in a row before a condition counts at all",
-    "heartbeat_stale_s": "age of a rank's heartbeat from which it counts as frozen",
-    "error_state_s": "how long a node may say itself that it is in error before something is done",
+    "heartbeat_stale_s": "how long a process that tells of no steps may stand still before it is frozen",
+    "error_state_s": "how long a recovery may last before a human is called",
     "persistence_s": "how long a condition must hold before anything is done about it",
     "cooldown_s": "how long after an action of ours a node's trouble counts as its consequence",
     "actions_per_day": "guarded actions a node in 24 hours; then alerts only",

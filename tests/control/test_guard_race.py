@@ -69,8 +69,17 @@ async def race(kind: str, folder: Path, dies: bool) -> list[list[str]]:
     return lines
 
 
-@pytest.mark.parametrize("kind", ["files", "jetstream", "etcd"])
-@pytest.mark.parametrize("dies", [False, True], ids=["both live", "one dies acting"])
+@pytest.mark.parametrize(
+    ("kind", "dies"),
+    [
+        ("files", False),
+        ("jetstream", False),
+        ("etcd", False),
+        ("files", True),
+        pytest.param("jetstream", True, marks=pytest.mark.full),
+        pytest.param("etcd", True, marks=pytest.mark.full),
+    ],
+)
 def test_of_two_processes_one_acts_on_each_node(
     tmp_path: Path, unmet: Callable[[str], None], kind: str, dies: bool
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_mark_that_lasts_is_acted_on_and_humans_hear_of_it(tmp_path: Path) -> 
         assert re.match(r"DIFFERS .* marked frozen: acted after \d s; with this policy: nothing", calm.stdout)
 
 
+@pytest.mark.full
 def test_in_shadow_mode_it_only_says_what_it_would_do(tmp_path: Path) -> None:
     settings = "persistence_s = 1\nlook_s = 0.5\nobservations = 1\n"
     (tmp_path / "aegis.toml").write_text(f'mode = "observe"\n[guard]\n{settings}')
