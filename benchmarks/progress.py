@@ -80,8 +80,7 @@ if os.environ.get("AEGIS_PROGRESS"):
     work = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / os.environ["RANK"]).work()
     looks = work.look_ns / 1e6 if work else 0.0
 if dist.get_rank() == 0:
-    print(json.dumps({"step_ms": sum(taken) / steps * 1e3, "median_ms": taken[steps // 2] * 1e3, "look_ms":
-    looks}))
+    print(json.dumps({"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}))
 dist.destroy_process_group()
 """
 

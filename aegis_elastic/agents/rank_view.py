@@ -34,7 +34,7 @@ class RankView:
         self._window_s = self._began_s
         self._own: Own | None = None
         self._stack: Stack = ()
-        self._steady = 0
+        self._steady, self._moved = 0, False
         self._beat = (-1, 0, 0.0)  # step, beats, monotonic s of the last
         self._said_longest_s = 0.0
         self._first_s = 0.0
@@ -95,7 +95,7 @@ class RankView:
                 self._steps.append(took_s)
                 if beats > 3:
                     self._said_longest_s = max(self._said_longest_s, took_s)
-            self._stack, self._steady = (), 0
+            self._stack, self._steady, self._moved = (), 0, False
         self._beat = step, beats, last_ns / 1e9
         work = reader.work(self._taken)
         if work is not None and work.total > self._taken:
@@ -110,9 +110,13 @@ class RankView:
         """One more look found it there; () if its stack couldn't be read. `moves`: elsewhere a moment
         later.
         """
-        if stack and self._stack:
-            moves = moves or stacks.place(stack) != stacks.place(self._stack)
-        self._steady = 0 if moves or not stack else self._steady + 1
+        elsewhere = bool(stack and self._stack) and stacks.place(stack) != stacks.place(self._stack)
+        # Who has moved since the last step is at work, however long it stands at one place later; but who has
+        # come to wait for others since then waits.
+        working = not stacks.waits(stack)
+        self._moved = self._moved or (working and (moves or elsewhere))
+        still = bool(stack) and not (moves or elsewhere or (working and self._moved))
+        self._steady = self._steady + 1 if still else 0
         self._stack = stack
         now_s, total = time.monotonic(), _io_bytes(self.pid)
         before_s, before, _ = self._io
