@@ -76,7 +76,7 @@ def test_a_rank_that_is_throttled_is_marked(tmp_path: Path, unmet: Callable[[str
         launch = job.start(write_training(tmp_path), str(tmp_path), "compute", "all", "0", "0.04")
         wait_for(lambda: steps_of(tmp_path) >= AT, f"step {AT}")
         rank = job.ranks()[2].pid
-        with throttled(rank, 0.15, unmet):
+        with throttled(rank, 0.08, unmet):
             assert "starved, throttled" in wait_slow(job, tmp_path, steps_of(tmp_path)).reason
         (tmp_path / "end").touch()
         assert launch.wait() == 0
