@@ -75,7 +75,7 @@ class BoundaryDesk:
         # Agent's uid -> the number of its last checkpoint that we have heard of.
         self._heard: dict[str, int] = {}
         self._malformed: set[str] = set()
-        self._unread = ""
+        self._unread = self._doubted = ""
         self._saver_ends: dict[str, int] = {}
         # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
         self._waiting: dict[str, float] = {}
@@ -158,7 +158,8 @@ class BoundaryDesk:
             self._unread = tracker
             text = f"{tracker} says nothing that could be read: Megatron will exit with code 0 if it loads it"
             self._feed(Noted(pod.name, pod.node_name, UNREAD, text, time.time()))
-        elif finished and message.type is MessageType.FINISH:
+        elif finished and message.type is MessageType.FINISH and self._doubted != message.uid:
+            self._doubted = message.uid
             text = (
                 f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
                 "with 0 when it can't load, so this may be no success"
@@ -170,9 +171,11 @@ class BoundaryDesk:
         if self._status is None:
             self._resumed = status.incarnation > 0
         for event, made in done:
-            if isinstance(event, Saved) and made.name == "saved" and event.step not in self._steps:
-                self._steps.add(event.step)  # the training itself said so, to another desk
-                self._rhythm.saved(time.monotonic())
+            if isinstance(event, Saved) and made.name == "saved":
+                self._called.clear()
+                if event.step not in self._steps:  # the training itself said so, to another desk
+                    self._steps.add(event.step)
+                    self._rhythm.saved(time.monotonic())
             if made.name == "evict" and made.status.phase is Phase.RESTARTING and made.status.saved_step >= 0:
                 self._back_to = made.status.saved_step, made.status.error_nodes[-1].node_name
         if status.incarnation != self._incarnation:
@@ -181,12 +184,13 @@ class BoundaryDesk:
             self._reached = self._counted = -1
             self._base = max(status.saved_step, 0)
             self._steps = set()
-            self._unread = ""
+            self._unread = self._doubted = ""
             self._rhythm.started()
         self._status = status
         now_s = time.monotonic()
         running = status.phase is Phase.RUN_COMMAND
-        waiting = {mark.node_name for mark in status.marks if mark.verdict is Verdict.SLOW and not mark.safe}
+        # A mark that is safe may wait, too: the guard wants a checkpoint that comes after its own waiting.
+        waiting = {mark.node_name for mark in status.marks if mark.verdict is Verdict.SLOW}
         self._waiting = {node: self._waiting.get(node, now_s) for node in waiting if running}
         self._called &= waiting
 

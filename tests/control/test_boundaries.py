@@ -11,7 +11,7 @@ import pytest
 
 from aegis_elastic.control.boundaries import LATE, UNREAD, BoundaryDesk
 from aegis_elastic.control.desks import Decided
-from aegis_elastic.core.events import Act, Event, Evict, Finish, Join, Mark, Noted, Reconcile, Saved
+from aegis_elastic.core.events import Act, Event, Evict, Finish, Join, Mark, Noted, Reconcile, Saved, Unmark
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.messages import Message, MessageType, ReportData, WirePhase, decode, encode
 from aegis_elastic.core.model import JobSpec, Phase, Status, Verdict
@@ -157,11 +157,20 @@ def test_who_waits_in_vain_for_a_boundary_is_called_out_once(office: Office) -> 
     assert math.isinf(office.desk.due_s())
 
 
-def test_a_boundary_ends_the_wait(office: Office) -> None:
-    office.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
-    assert math.isfinite(office.desk.due_s())
-    office.hear("a", saved=[seen(1, 10)])
+def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(office: Office) -> None:
+    """The guard may want one more: one that comes after its own waiting."""
+    began_s = time.monotonic()
+    office.hear("a", now_s=began_s, saved=[seen(1, 10)])
+    office.hear("a", now_s=began_s + 10, saved=[seen(2, 20)])
     office.take()
+    office.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
+    due_s = office.desk.due_s()
+    assert len(office.desk.turn(due_s)) == 1
+    assert math.isinf(office.desk.due_s()), "once for each"
+    office.hear("a", now_s=due_s, saved=[seen(3, 30)])
+    office.take()
+    assert due_s < office.desk.due_s() < math.inf
+    office.step(Unmark("node-b", Verdict.SLOW, "keeps up"))
     assert math.isinf(office.desk.due_s())
 
 
