@@ -7,6 +7,7 @@ the launcher has threads, which a fork leaves behind in the middle of whatever t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -17,6 +18,8 @@ from aegis_elastic.checks.frame import die_with_parent
 from aegis_elastic.worker.environment import SECRETS
 
 EXIT_BROKEN = 1
+# Of whoever has one of these open a driver is in use, and in a fork of such a process it answers with errors.
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel/")
 
 
 class ChecksProcess(Protocol):
@@ -82,9 +85,12 @@ class ForkedChecks:
 
 
 def fork_checks() -> ForkedChecks | None:
-    """Fork one; it waits for its request. None if this process has threads already. From the main thread: it
-    ends with the thread that forked it."""
+    """Fork one; it waits for its request. None if this process has threads already, or a device: once torch
+    was asked how many GPUs there are (`--nproc-per-node auto`), CUDA is initialised, and every check of a
+    fork would find it broken. From the main thread: it ends with the thread that forked it."""
     if len(os.listdir("/proc/self/task")) > 1:
+        return None
+    if any(leads_to.startswith(DEVICES) for leads_to in _open_files().values()):
         return None
     request_reader, request_writer = os.pipe()
     result_reader, result_writer = os.pipe()
@@ -99,6 +105,15 @@ def fork_checks() -> ForkedChecks | None:
     return ForkedChecks(pid, request_writer, result_reader)
 
 
+def _open_files() -> dict[int, str]:
+    """What each descriptor of this process leads to, but for the three standard ones."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return {descriptor: leads_to for descriptor, leads_to in found.items() if descriptor > 2}
+
+
 def _be_checks(parent: int, requests: int, results: int) -> NoReturn:
     code = EXIT_BROKEN
     try:
@@ -106,7 +121,8 @@ def _be_checks(parent: int, requests: int, results: int) -> NoReturn:
         os.setsid()
         os.dup2(requests, 0)
         os.dup2(results, 1)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        for descriptor in _open_files():  # one by one: of those that there may be, there may be a billion
+            os.close(descriptor)
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
         for name in SECRETS:
             os.environ.pop(name, None)

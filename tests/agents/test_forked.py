@@ -60,12 +60,14 @@ def test_it_looks_like_checks_in_a_session_of_its_own_and_holds_nothing_of_the_l
         reader, writer = os.pipe()
         process = fork_checks()
         own = Path(f"/proc/{process.pid}")
+        os.close(writer)
+        ended = os.read(reader, 1)  # its end: nobody else has a writer
         until = time.monotonic() + 60
-        while b"-m aegis_elastic.checks" not in (own / "cmdline").read_bytes():
+        named = f"{sys.executable} -m aegis_elastic.checks".encode()
+        while not (own / "cmdline").read_bytes().startswith(named):
             assert time.monotonic() < until
             time.sleep(0.01)
-        os.close(writer)
-        print(os.getsid(process.pid) == process.pid, os.read(reader, 1))  # its end: nobody else has a writer
+        print(os.getsid(process.pid) == process.pid, ended)
         end_checks(process)
         print(own.exists(), process.returncode)
         """
@@ -90,3 +92,18 @@ def test_it_ends_with_the_launcher_and_nobody_forks_from_threads() -> None:
     assert threaded == "None"
     cmdline = Path(f"/proc/{pid}/cmdline")
     assert not cmdline.exists() or b"aegis_elastic.checks" not in cmdline.read_bytes()
+
+
+def test_nobody_forks_from_whom_a_device_is_open() -> None:
+    said = launcher(
+        """
+        from aegis_elastic.agents import forked
+        forked.DEVICES = ("/dev/zero",)  # stands for a card's
+        process = fork_checks()
+        with open("/dev/zero"):
+            print(fork_checks())
+        end_checks(process)
+        print(process.returncode)
+        """
+    )
+    assert said.split() == ["None", "-9"]
