@@ -7,7 +7,8 @@ from collections.abc import Callable
 from aegis_elastic.core.events import Dismiss
 from aegis_elastic.core.model import TERMINAL, Mode, Phase, PodInfo, Status
 from proof.explore import Edge, Machine
-from proof.worlds import NOW, not_current
+from proof.stale import not_current
+from proof.worlds import NOW
 
 FactProperty = Callable[[Edge], bool]
 

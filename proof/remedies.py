@@ -166,18 +166,20 @@ def _mark_is_of_node(e: Edge) -> bool:
 def _act_is_an_error(e: Edge) -> bool:
     """The guard's restart of a hung rank is answered as that rank's failure; without its mark, not at all."""
     a, b = e.before, e.transition.status
-    if e.move.label != "Act" or a.phase in TERMINAL:
+    if e.move.label not in ("Act", "ActManual") or a.phase in TERMINAL:
         return True
     pod = a.pod(e.move.worker)
     assert pod is not None
     fit = a.phase is Phase.RUN_COMMAND and not (pod.gone or pod.finished or pod.restarted)
     marked = any(m.node_name == pod.node_name and m.verdict is Verdict.DESYNC for m in a.marks)
     now = b.pod(pod.name)
-    if not fit or not marked or any(p.failed for p in a.pods):
+    by_hand = e.move.label == "ActManual"  # which needs no mark; but where it hangs is still asked
+    if not fit or not (marked or by_hand) or any(p.failed for p in a.pods):
         return b is a
-    if now is None or not now.failed or "desync" not in now.last_failed_reason:
+    if now is None or not now.failed or ("manual" if by_hand else "desync") not in now.last_failed_reason:
         return False
-    return (b.root, b.clues, now.updated_timestamp) == (pod.name, ("hang",), NOW)
+    clues = ("hang",) if marked else ()
+    return (b.root, b.clues, now.updated_timestamp) == (pod.name, clues, NOW)
 
 
 # ---------------------------------------------------------------- checkpoints and progress
@@ -371,7 +373,7 @@ def _checks(e: Edge) -> bool:
 def _taint_is_noted(e: Edge) -> bool:
     a, b, node = e.before, e.transition.status, e.move.worker
     if e.move.label not in ("Taint", "Untaint") or a.phase in TERMINAL:
-        return True
+        return e.move.label != "TaintAgain" or b is a
 
     def others(nodes: tuple[ErrorNode, ...]) -> list[str]:
         return sorted(n.node_name for n in nodes if n.node_name != node)

@@ -4,7 +4,7 @@ A world is a job's specification and a set of features (what its environment may
 states, so `canonical` forgets what no decision depends on: numbers that only ever grow (seqNum, incarnation,
 step) are put back to a base, uids to the worker's first one, times to "none", "expired" or "to come", and
 texts to whether there is one. That this forgets nothing that matters is itself checked: stale and future
-messages are probed in every state (`facts`), and the phases world is compared with TLC's graph (`conform`).
+messages are probed in every state (`stale`), and the phases world is compared with TLC's graph (`conform`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from aegis_elastic.core.events import (
     Join,
     Lost,
     Mark,
-    Noted,
     Offer,
     Progress,
     Quit,
     Reconcile,
     Release,
     Saved,
-    Started,
     Taint,
     Unmark,
     Untaint,
@@ -281,6 +279,10 @@ def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
         yield Move("Hold", "", Hold("storage is down", NOW + 100.0))
         yield Move("Release", "", Release("storage is back"))
         yield Move("HoldOver", "", Hold("too late", NOW))
+    if "taint" in on:
+        for node in s.error_nodes:
+            yield Move("Untaint", node.node_name, Untaint(node.node_name, "repaired"))
+            yield Move("TaintAgain", node.node_name, Taint(node.node_name, node.reason, node.kind))
 
 
 def _moves_of_marks(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
@@ -293,6 +295,7 @@ def _moves_of_marks(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Mov
         yield Move("Evict", who, Evict(node, "persisted"))
     if "act" in on:
         yield Move("Act", who, Act(who, Verdict.DESYNC.value, "persisted"))
+        yield Move("ActManual", who, Act(who, "manual", "asked"))
 
 
 def _moves_of_taints(on: frozenset[str], node: str) -> Iterator[Move]:
@@ -357,52 +360,6 @@ def finish(s: Status, pod: PodInfo, *, findings: tuple[Finding, ...] = (), store
 def error(s: Status, pod: PodInfo, *, store: str = "") -> Error:
     """A current Error of that worker."""
     return Error(pod.name, pod.uid, s.incarnation, s.seq_num, "exit code 1", clues=("network",), store=store)
-
-
-def not_current(s: Status) -> Iterator[Event]:
-    """Messages that must change nothing: of another life, another incarnation, an older or a later order."""
-    for pod in s.pods:
-        for uid, incarnation, seq in (
-            (f"{pod.name}.0", s.incarnation, s.seq_num),
-            (pod.uid, s.incarnation - 1, s.seq_num),
-            (pod.uid, s.incarnation + 1, s.seq_num),
-            (pod.uid, s.incarnation, s.seq_num - 1),
-            (pod.uid, s.incarnation, s.seq_num + 1),
-        ):
-            yield Finish(pod.name, uid, incarnation, seq, HARDWARE, "stale:1")
-            yield Error(pod.name, uid, incarnation, seq, "stale", store="stale:1")
-        yield Lost(((pod.name, f"{pod.name}.0"),), "an earlier life")
-        yield Offer(pod.name, f"{pod.name}.0", "stale:1")
-        yield Independent(pod.name, s.incarnation - 1, "stale")
-        yield Started(pod.name, pod.uid, s.incarnation)
-        if pod.finished or pod.gone:
-            yield finish(s, pod, findings=HARDWARE)
-        if pod.gone:
-            yield error(s, pod)
-        if pod.store:
-            yield Offer(pod.name, pod.uid, pod.store)
-        if not pod.gone:
-            yield Join(pod.name, pod.uid, pod.node_name, "", 1)
-    for spare in s.spares:
-        yield Join(spare.name, spare.uid, spare.node_name, "", 1)
-    yield from _of_nobody()
-    yield Offer("nobody", "nobody.1", "stale:1")
-    yield Independent("nobody", s.incarnation, "stale")
-    yield Finish("nobody", "nobody.1", s.incarnation, s.seq_num)
-    yield Error("nobody", "nobody.1", s.incarnation, s.seq_num, "stale")
-
-
-def _of_nobody() -> Iterator[Event]:
-    """What is only told, and what concerns nodes and workers that don't take part."""
-    yield Noted("nobody", "no-node", "memory.leak", "12 MB a minute", NOW)
-    yield Mark("no-node", "nobody", Verdict.SLOW, "behind")
-    yield Unmark("no-node", Verdict.SLOW, "caught up")
-    yield Act("nobody", "manual", "asked")
-    yield Evict("no-node", "persisted")
-    yield Fit("nobody", "nobody.1", True)
-    yield Untaint("no-node", "repaired")
-    yield Progress(-1)
-    yield Hold("over already", NOW)
 
 
 def shape(s: Status) -> tuple[object, ...]:
