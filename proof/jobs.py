@@ -86,8 +86,8 @@ def wanted_witnesses() -> frozenset[str]:
         "Reconcile", "Quit", "Expire", "LostTogether", "Restart", "Lost", "Join", "Independent",
         "IndependentEnd", "Finish", "Error", "Offer", "FinishFaulty", "FinishBad", "FinishSlow",
         "FinishBroken", "FinishBrokenIo", "Mark slow", "Mark hung", "Unmark slow", "Unmark hung", "Act",
-        "ActManual", "Evict", "Fit", "Saved", "SavedAgain", "SavedLower", "TrainsOn", "Progress", "ProgressAgain", "Hold",
-        "Release", "HoldOver", "Taint", "TaintAgain", "Untaint",
+        "ActManual", "Evict", "Fit", "Saved", "SavedAgain", "SavedLower", "TrainsOn", "Progress",
+        "ProgressAgain", "Hold", "Release", "HoldOver", "Taint", "TaintAgain", "Untaint",
     )  # fmt: skip
     return frozenset(wanted) | frozenset(moves) | {"shrink", "independent"}
 
