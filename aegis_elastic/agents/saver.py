@@ -72,7 +72,7 @@ class Saver:
         self._starts = 0
         self._pid = 0
         self._last_end = ""
-        self._closing = False
+        self._closing = threading.Event()
         self._read_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
 
@@ -100,9 +100,9 @@ class Saver:
 
     def close(self) -> None:
         """End it: SIGTERM, and ten seconds for what it still has to do."""
-        if self._closing:
+        if self._closing.is_set():
             return
-        self._closing = True
+        self._closing.set()
         os.write(self._wake_fd, b"\0")
         if self._thread is not None:
             self._thread.join(GRACE_S + CLOSE_S + CLOSE_S)
@@ -113,10 +113,10 @@ class Saver:
 
     def _run(self) -> None:
         in_a_row = 0
-        while not self._closing:
+        while not self._closing.is_set():
             began_s = time.monotonic()
             how = self._one_life()
-            if self._closing:
+            if self._closing.is_set():
                 return
             in_a_row = in_a_row + 1 if time.monotonic() - began_s < SOON_S else 1
             wait_s = self._pause(in_a_row)
@@ -148,7 +148,7 @@ class Saver:
             selector.register(guard, selectors.EVENT_READ)
             while True:
                 selector.select()
-                if self._closing:
+                if self._closing.is_set():
                     self._stop(guard)
                     return "the job has ended"
                 for event in guard.events():
