@@ -286,7 +286,7 @@ class GuardKeeper:
                 logger.warning("the lock on %s is left to expire: %s", case.node_name, error)
 
     async def _under(self, lock: Lease, case: Case, reason: str) -> None:
-        evidence = await self._evidence(case)
+        await self._send_evidence(case, reason)
         # It may have taken a minute, and the first look may have been wrong by the time: everything anew.
         known = await self.known(case)
         seen = await self._look(case)
@@ -316,16 +316,21 @@ class GuardKeeper:
             outcome, said = Outcome.WITHDRAWN, "the lock was lost before the action"
         else:
             outcome, said = await self._world.act(case, deed)
-        await self._finish(case, deed, outcome, said, evidence)
+        await self._finish(case, deed, outcome, said)
         await self._clear(case, known)
 
-    async def _evidence(self, case: Case) -> str:
+    async def _send_evidence(self, case: Case, reason: str) -> None:
+        """Have what is known on its way, and in the journal, before the action destroys it."""
         try:
-            return await asyncio.wait_for(self._world.collect(case), COLLECT_S)
+            evidence = await asyncio.wait_for(self._world.collect(case), COLLECT_S)
         except asyncio.TimeoutError:
-            return f"no evidence could be collected in {COLLECT_S:.0f} s"
+            evidence = f"no evidence could be collected in {COLLECT_S:.0f} s"
         except OSError as error:  # what humans would have liked to read; nothing depends on it
-            return f"no evidence could be collected: {error}"
+            evidence = f"no evidence could be collected: {error}"
+        anchor = (await self.known(case)).anchor
+        incident = anchor.incident if anchor else "now"
+        text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is due: {reason}\n{evidence}"
+        await self.page(case.node_name, f"due.{incident}", text.rstrip(), urgent=False)
 
     async def _commit(self, case: Case, known: Known, deed: Deed) -> bool:
         """Count the deed and begin its cooldown, if nobody has touched the node's record since we read it."""
@@ -340,7 +345,7 @@ class GuardKeeper:
             return False
         return True
 
-    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str, evidence: str) -> None:
+    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
         self._world.note(case, f"guard.{outcome.value}", f"{IN_WORDS[deed.action]}: {said}")
         what = f"{IN_WORDS[deed.action]} on {case.node_name} ({case.worker}): {deed.reason}"
         if outcome is Outcome.FAILED:
@@ -348,8 +353,7 @@ class GuardKeeper:
             await self.page(case.node_name, f"failed.{deed.id}", f"FAILED: {what}. {said}", urgent=True)
         await self._settle(case.node_name, deed.id, outcome)
         if outcome is Outcome.DONE:
-            text = f"{what}. {said}\n{evidence}".rstrip()
-            await self.page(case.node_name, f"done.{deed.id}", text, urgent=False)
+            await self.page(case.node_name, f"done.{deed.id}", f"{what}. {said}", urgent=False)
 
     async def _settle(self, node_name: str, deed_id: str, outcome: Outcome) -> None:
         await self._change(node_name, lambda node: guard.settle(node, deed_id, outcome, self._policy.guard))

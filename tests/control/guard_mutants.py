@@ -94,7 +94,7 @@ class OwnClock(GuardKeeper):
 class SilentFailure(GuardKeeper):
     """A failed action is a line in a log."""
 
-    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str, evidence: str) -> None:
+    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
         await self._settle(case.node_name, deed.id, outcome)
 
 

@@ -129,6 +129,7 @@ class Cluster:
         self.rng = random.Random(seed)
         self.policy = Policy(guard=policy)
         self.keeper = keeper
+        self.sleepy = 0.01
         self.end_s = days * DAY_S
         self.nodes = [Node(f"n{k}", random.Random(seed * 1000 + k)) for k in range(2)]
         self.backend = MemoryBackend()
@@ -319,14 +320,14 @@ class Master:
         if chance < 0.01:
             self.dead = True
             raise Died
-        if chance < 0.02:
+        if chance < 0.01 + self.cluster.sleepy:
             # Stopped as by SIGSTOP: its leases aren't refreshed either.
             self.has_slept = True
             for lease in self.store._leases:
                 lease._keeper.cancel()
             await asyncio.sleep(self.rng.choice([20.0, 90.0, 700.0, 1500.0]))
             self.steady_since = asyncio.get_running_loop().time()
-        elif chance < 0.15:
+        elif chance < 0.14 + self.cluster.sleepy:
             await asyncio.sleep(self.rng.uniform(0.01, 5))
 
     # ------------------------------------------------------------ as `guarding.World`
@@ -402,11 +403,20 @@ class _Shaky:
         return call
 
 
-def simulate(seed: int, days: float = 1.0, policy: Guard | None = None, keeper: Any = GuardKeeper) -> Cluster:
-    """Run one cluster; `Broken` if the guard did something wrong. Returns it for its figures."""
+def simulate(
+    seed: int,
+    days: float = 1.0,
+    policy: Guard | None = None,
+    keeper: type[GuardKeeper] = GuardKeeper,
+    sleepy: float = 0.01,
+) -> Cluster:
+    """Run one cluster; `Broken` if the guard did something wrong. Returns it for its figures. `sleepy`: how
+    likely a master is stopped for a while at any step.
+    """
     loop = VirtualLoop()
     # A cooldown that outlasts the judgement over an action is another situation than one that doesn't.
     cluster = Cluster(seed, policy or (SHORT if seed % 2 else LONG), days, keeper)
+    cluster.sleepy = sleepy
     try:
         loop.run_until_complete(cluster.run())
     finally:

@@ -90,8 +90,8 @@ def test_a_hang_is_acted_on_after_it_has_held_for_three_minutes() -> None:
         await scene.watch(1 * MINUTES, one)
         [deed] = scene.acts
         assert deed.reason == "frozen, for 180 s: no heartbeat for 2 minutes"
-        assert (scene.paged("done"), scene.pages[0][2]) == (1, False)
-        assert "stacks of all ranks" in scene.pages[0][1]
+        assert [(key, urgent) for key, _, urgent in scene.pages] == [("due", False), ("done", False)]
+        assert "stacks of all ranks" in scene.pages[0][1], "what is known is sent before it is destroyed"
 
     play(story)
 
@@ -267,7 +267,7 @@ def test_a_failed_command_calls_a_human_at_once_and_can_be_retried() -> None:
         scene.bad, scene.outcome = True, Outcome.FAILED
         await scene.watch(4 * MINUTES, one)
         assert (len(scene.acts), scene.paged("failed")) == (1, 1)
-        assert scene.pages[0][2], "urgent"
+        assert scene.pages[1][2], "urgent"
         node, _ = await one.node("gpu-7")
         assert (node.cool_until, len(node.counted)) == (0.0, 1), "it counts, and nothing cools"
         scene.outcome = Outcome.DONE

@@ -105,8 +105,9 @@ def test_a_mark_is_acted_on_and_the_outcome_is_what_the_job_made_of_it() -> None
         assert office.recorded.status.recover_count == 1
         office.recorded.everybody_finishes(time.time() - BEGIN)
         office.desks.followed(office.recorded.status, ())
-        await office.until(lambda: bool(office.pager.pages))
-        [(key, text, urgent)] = office.pager.pages
+        await office.until(lambda: len(office.pager.pages) == 2)
+        assert office.pager.pages[0][0].startswith("n1.due.")
+        key, text, urgent = office.pager.pages[1]
         assert key.startswith("n1.done.")
         assert "incarnation 2 runs" in text
         assert not urgent

@@ -30,26 +30,36 @@ def acts(job: Job) -> list[Act]:
 
 def test_a_mark_that_lasts_is_acted_on_and_humans_hear_of_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with receiver() as received, Job(tmp_path, flags=(*FLAGS, *QUICK)) as job:
+    with (
+        receiver() as received,
+        Job(tmp_path, flags=(*FLAGS, *QUICK, "--aegis-state-dir", str(tmp_path / "shared"))) as job,
+    ):
         env = {"AEGIS_NOTIFY": received.url}
         launch = job.start(tmp_path / "train.py", str(tmp_path / "end"), worker="w", env=env)
         assert "AEGIS_NOTIFY" not in job.wait_ranks(1)[0].environ
         done = job.ctl("hang", "w", "--reason", "no heartbeat")
         assert done.returncode == 0, done.stderr
         job.wait_phase("RunCommand", 2)
-        [page] = received.wait(1)
+        due, page = received.wait(2)
+        assert " (w) is due: frozen, for " in due["message"]
         assert page["urgent"] is False
         assert page["message"].startswith("the restart in place on ")
         assert "incarnation 2 runs" in page["message"]
         [act] = acts(job)
         assert act.reason.startswith("frozen, for "), act.reason
-        wait_for(lambda: "guard.page" in told(job), "a page in the journal")
-        assert told(job) == ["guard.wait", "guard.anchor", "guard.wait", "guard.done", "guard.page"]
+        wait_for(lambda: told(job).count("guard.page") == 2, "both pages in the journal")
+        before, after = (
+            ["guard.wait", "guard.anchor", "guard.wait", "guard.page"],
+            ["guard.done", "guard.page"],
+        )
+        assert told(job) == before + after
         assert job.status()["recoverCount"] == 1, "charged at the action"
+        records = sorted(path.name for path in (tmp_path / "shared").rglob("guard.*"))
+        assert any(name.endswith(".state") for name in records), records
 
         # The same again at once is our own doing: the cooldown is on.
         assert job.ctl("hang", "w").returncode == 0
-        wait_for(lambda: told(job)[5:] == ["guard.wait"], "the cooldown")
+        wait_for(lambda: told(job)[6:] == ["guard.wait"], "the cooldown")
         stays(lambda: len(acts(job)) == 1, 2.5)
         assert "our own doing" in str([line.reason for line in job.journal()])
         (tmp_path / "end").touch()
@@ -94,7 +104,7 @@ def test_a_stopped_rank_is_found_restarted_and_trains_on(tmp_path: Path) -> None
         wait_for(lambda: steps_of(tmp_path) >= 10, "step 10")
         os.kill(ranks[1].pid, signal.SIGSTOP)
         job.wait_phase("RunCommand", 2)
-        [page] = received.wait(1)
+        page = received.wait(2)[0]
         assert "rank 1 is stopped (SIGSTOP)" in page["message"]
         (tmp_path / "end").touch()
         assert launch.wait() == 0
