@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from aegis_elastic.control.plane_host import Embryo
 
-_HELP = frozenset({"-h", "--help"})
+# With these nothing is started.
+_HELP = frozenset({"-h", "--help", "--aegis-explain-flags", "--aegis_explain_flags"})
 
 
 def start_plane(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> Embryo | None:

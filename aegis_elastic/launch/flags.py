@@ -161,9 +161,9 @@ def _add_checks(add: _Adder) -> None:
     )
     add(
         "requeue",
-        "When too few nodes are left: `on` leaves the job open and exits with 75, so that a scheduler puts it "
-        "back into its queue and it goes on with its accounts; `off` fails it. The default, auto, is on under "
-        "srun.",
+        "When too few nodes are left: `on` leaves the job open and exits with 75, so that a scheduler puts "
+        "it back into its queue and it goes on with its accounts; `off` fails it. The default, auto, is on "
+        "under srun.",
         "auto",
         choices=("auto", "on", "off"),
     )
@@ -235,6 +235,12 @@ def _add_files(add: _Adder) -> None:
         "How much aegis-run says about its own work; the default is info.",
         "info",
         choices=("debug", "info", "warning", "error"),
+    )
+    add(
+        "explain-flags",
+        "Say what each given flag becomes here, and what holds that wasn't given; start nothing.",
+        False,
+        action="store_true",
     )
 
 

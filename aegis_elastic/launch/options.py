@@ -125,13 +125,14 @@ class Options:
     aegis: AegisOptions
 
 
-def parse(argv: Sequence[str]) -> Options:
+def parse(argv: Sequence[str], *, passes_local_rank: bool = False) -> Options:
     """Read the command line (without the program's name) and the variables PET_* and AEGIS_*.
 
     UsageError for whatever can't be used; SystemExit(0) after printing the help. As torchrun does, it makes
     the log directory and sets OMP_NUM_THREADS=1 when a node has several ranks, but only once all is well.
+    `passes_local_rank`: the script gets --local-rank=N, as from torch.distributed.launch.
     """
-    parser = make_parser()
+    parser = make_parser(passes_local_rank=passes_local_rank)
     args = parser.parse_args(list(argv))
     resolve_environment(parser, args)
 
@@ -197,6 +198,8 @@ def _look_at(args: argparse.Namespace) -> None:
     inputs.local_ranks(args.local_ranks_filter)
     inputs.signal_names(getattr(args, "signals_to_handle", "SIGTERM"))  # torch 2.6 hasn't this flag
     inputs.program(args)
+    if args.no_python and not getattr(args, "use_env", True):
+        raise UsageError("cannot use --no-python without --use-env: a program isn't given --local-rank")
     if args.log_dir and args.log_dir != os.devnull:  # which torch takes as "keep no logs"
         inputs.output_directory("--log-dir", Path(args.log_dir).absolute())
     inputs.output_directory("--aegis-run-dir", args.aegis_run_dir)
@@ -263,11 +266,13 @@ def _aegis_options(
             "cannot use --aegis-check-path: the same kind was given twice; want one directory a kind"
         )
     host = socket.gethostname()
-    elsewhere = ("aegis_namespace", "aegis_check_path", "aegis_check_budget", "aegis_ckpt_watch")
+    elsewhere = ("namespace", "check_path", "check_budget", "ckpt_watch", "explain_flags")
     own = {
         name.removeprefix("aegis_"): value
         for name, value in vars(args).items()
-        if name.startswith("aegis_") and name not in elsewhere and not guard_flags.is_ours(name)
+        if name.startswith("aegis_")
+        and name.removeprefix("aegis_") not in elsewhere
+        and not guard_flags.is_ours(name)
     }
     own["worker_name"] = own["worker_name"] or (host if explicit_rank is None else f"{host}-{explicit_rank}")
     own["rejoin_timeout_s"] = own["rejoin_timeout_s"] or join_timeout_s
@@ -280,6 +285,8 @@ def _aegis_options(
 def _torch_config(args: argparse.Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
     """torch's own reading of its flags."""
     quiet = argparse.Namespace(**vars(args))
+    if args.aegis_explain_flags:
+        quiet.log_dir = os.devnull  # else torch makes the directory
     if args.rdzv_backend != "static":
         # torch would warn that it ignores the node rank; we don't ignore it.
         quiet.node_rank = 0

@@ -53,8 +53,10 @@ def _nearest(unknown: str, known: Iterable[str]) -> str:
     return best if likeness(best) >= _LIKENESS_MIN else ""
 
 
-def make_parser() -> Parser:
-    """The whole parser. UsageError if a PET_ variable has a value that torch can't take."""
+def make_parser(*, passes_local_rank: bool = False) -> Parser:
+    """The whole parser; `passes_local_rank`: that of torch.distributed.launch, which has one flag more.
+    UsageError if a PET_ variable has a value that torch can't take.
+    """
     try:
         theirs = get_args_parser()
     except ValueError as error:
@@ -75,6 +77,13 @@ def make_parser() -> Parser:
         # names the worker only if someone chose it.
         if action.dest in ("max_restarts", "node_rank") and f"PET_{action.dest.upper()}" not in os.environ:
             action.default = None
+    if passes_local_rank:
+        parser.add_argument(
+            "--use-env",
+            "--use_env",
+            action="store_true",
+            help="Don't pass --local-rank to the script, which reads LOCAL_RANK.",
+        )
     add_flags(parser)
     return parser
 

@@ -8,8 +8,16 @@ import sys
 from aegis_elastic.worker.environment import set_for_ourselves
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a job as the command line says; returns the exit code (see the table in docs/exit-codes.md)."""
+def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> int:
+    """Run a job as the command line says; returns the exit code (see the table in docs/exit-codes.md).
+
+    `passes_local_rank`: the script gets --local-rank=N, as from torch.distributed.launch.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    if os.environ.get("AEGIS_OFF"):
+        code = _stand_aside(words, passes_local_rank)
+        if code is not None:
+            return code
     # torch's C++ warns about every store that waits in vain, which is how we wait.
     # A math library whose threads are made at import would keep us from forking the first checks.
     set_for_ourselves(
@@ -18,7 +26,6 @@ def main(argv: list[str] | None = None) -> int:
     from aegis_elastic.control.errors import LaunchError
     from aegis_elastic.launch import ahead
 
-    words = sys.argv[1:] if argv is None else argv
     # The plane imports its half while we import ours: torch, a second or more. One whom level 2 has executed
     # again has its plane.
     embryo = ahead.start_plane(words) if "AEGIS_RENEWED" not in os.environ else None
@@ -27,7 +34,12 @@ def main(argv: list[str] | None = None) -> int:
         from aegis_elastic.agents.forked import fork_checks
         from aegis_elastic.launch import options
 
-        parsed = options.parse(words)
+        parsed = options.parse(words, passes_local_rank=passes_local_rank)
+        if parsed.torch_args.aegis_explain_flags:
+            from aegis_elastic.launch.explain import explain
+
+            print(explain(words, parsed, passes_local_rank=passes_local_rank))
+            return 0
         # torch is here, and no thread yet.
         checks = fork_checks() if parsed.aegis.bootcheck != "off" else None
         import logging
@@ -47,6 +59,20 @@ def main(argv: list[str] | None = None) -> int:
             embryo.discard()
         if checks is not None:
             checks.discard()
+
+
+def _stand_aside(words: list[str], passes_local_rank: bool) -> int | None:
+    """Become the stock launcher if that is wanted. Returns only if it isn't (None), or if it can't be."""
+    from aegis_elastic.control.errors import LaunchError
+    from aegis_elastic.launch import off
+
+    try:
+        if off.asked():
+            off.execute(words, passes_local_rank=passes_local_rank)
+    except (LaunchError, OSError) as error:
+        sys.stderr.write(f"aegis-run: {error}\n")
+        return getattr(error, "exit_code", 2)
+    return None
 
 
 if __name__ == "__main__":

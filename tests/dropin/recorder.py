@@ -1,0 +1,91 @@
+"""The stand-in for everybody's training script: writes down all that its launcher gave it. Without torch.
+
+It goes under many names (pretrain_gpt.py, a module, a program, a test of pytest) and does the same.
+"""
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+# Before anything else: what was imported, and which threads run, is the launcher's doing until here.
+MODULES = sorted(sys.modules)
+
+
+def status(field: str) -> str:
+    """One field of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(field + ":"))
+
+
+def command(pid: int) -> list[str]:
+    """The words that a process was started with."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+
+
+def parents() -> list[list[str]]:
+    """The commands of those above us, up to the script that the test has started."""
+    found = []
+    pid = os.getppid()
+    while pid > 1:
+        words = command(pid)
+        found.append(words)
+        if words[-1].endswith("/launch.sh"):
+            break
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descriptors() -> dict[int, str]:
+    """What is open: pipe, socket, or the file's path."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}").partition(":[")[0]
+        except OSError:
+            continue  # that of the listing itself
+    return found
+
+
+def record() -> None:
+    """Write the record to $CORPUS_OUT, say a line on each stream, end as $CORPUS_EXIT=RANK:CODE says."""
+    rank = os.environ["RANK"]
+    told = {
+        "argv": sys.argv,
+        "orig_argv": sys.orig_argv,
+        "executable": sys.executable,
+        "cwd": os.getcwd(),
+        "path": sys.path,
+        "modules": dict.fromkeys(MODULES, True),
+        "environ": dict(os.environ),
+        "parents": parents(),
+        "descriptors": descriptors(),
+        "signals": {field: status(field) for field in ("SigBlk", "SigIgn", "SigCgt")},
+        "threads": status("Threads"),
+        "umask": status("Umask"),
+        "nice": os.nice(0),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "limits": {
+            name: resource.getrlimit(getattr(resource, name))
+            for name in dir(resource)
+            if name.startswith("RLIMIT_")
+        },
+        "leads": [os.getpid() == os.getsid(0), os.getpid() == os.getpgid(0)],
+        "unbuffered": sys.stdout.write_through if hasattr(sys.stdout, "write_through") else None,
+    }
+    (Path(os.environ["CORPUS_OUT"]) / f"{rank}.json").write_text(json.dumps(told))
+    print(f"corpus: rank {rank} on stdout")
+    print(f"corpus: rank {rank} on stderr", file=sys.stderr)
+    failing, _, code = os.environ.get("CORPUS_EXIT", "").partition(":")
+    if failing == rank:
+        sys.exit(int(code))
+
+
+def test_record() -> None:
+    """What pytest finds when it is the launcher's module."""
+    record()
+
+
+if __name__ == "__main__":
+    record()
