@@ -45,6 +45,19 @@ class Arrivals:
                     "--aegis-worker-name"
                 )
 
+    async def nobody_left(self) -> bool:
+        """Whether all agents that are known have ended, as they have when a scheduler starts the job anew.
+
+        One that lives shows that it hasn't: the newcomer may be of an allocation that counts for itself.
+
+        Who has just died without its connection being closed is given the time to be missed.
+        """
+        asked_s = time.monotonic()
+        if self._roll.anybody_since(asked_s - RIVAL_S):
+            await asyncio.sleep(RIVAL_S)
+            return not self._roll.anybody_since(asked_s)
+        return True
+
     def sort_in(self, status: Status, event: Event, message: Message, now_s: float) -> Event | None:
         """The event if it is to be put in line now; None if it is known already, or an Error that waits.
 

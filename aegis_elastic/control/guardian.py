@@ -106,7 +106,7 @@ class GuardianDesk:
         self._status = status
         for pending in [*self._pending.values()]:
             pending.follow(status, done)
-        if status.phase not in RECOVERING or status.held:
+        if status.phase not in RECOVERING or status.held or status.suspended:
             self._recovering_since = None
         elif self._recovering_since is None:
             self._recovering_since = self._wall()

@@ -132,6 +132,11 @@ class Master:
         """Whether the job had begun before: under another master, or in an earlier allocation."""
         return self._resumed
 
+    @property
+    def _ended(self) -> bool:
+        """Whether nobody is missed any more: it is over, or over in this allocation."""
+        return self._status.phase in TERMINAL or bool(self._status.suspended)
+
     def _adopt_or_create(self, begun: Transition, begun_at: float) -> None:
         mono = time.monotonic()
         status = begun.status
@@ -160,7 +165,7 @@ class Master:
         # A worker that grew tired of waiting asks again: both calls get the one answer.
         answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
         risk = await self.desks.before_join(hello.node_name)
-        if hello.attempt > self._status.attempt:
+        if hello.attempt > self._status.attempt and await self._arrivals.nobody_left():
             self._over.clear()
             self.feed(Requeued(hello.attempt))
         who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
@@ -297,7 +302,7 @@ class Master:
         mono = time.monotonic()
         judgement = self._roll.judge(mono)
         self._note_unreachable(judgement.unreachable)
-        if judgement.lost and self._status.phase not in TERMINAL:
+        if judgement.lost and not self._ended:
             reasons = "; ".join(sorted({why for _, _, why in judgement.lost}))
             self._events.append(Lost(tuple((worker, uid) for worker, uid, _ in judgement.lost), reasons))
         self._events += self._arrivals.attributed(self._status, judgement.suspects, self._events, mono)
@@ -316,7 +321,7 @@ class Master:
         """Seconds until something is due without anything arriving."""
         mono = time.monotonic()
         judgement = self._roll.judge(mono)
-        lost_s = math.inf if self._status.phase in TERMINAL else judgement.next_s
+        lost_s = math.inf if self._ended else judgement.next_s
         verdict = self._arrivals.verdict(self._status, judgement.suspects, mono)
         due = min(lost_s, verdict.wait_until, self.desks.due_s(), self._repeat_at)
         ends_at = self._status.due_after(self._decided_at)

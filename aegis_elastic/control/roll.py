@@ -67,6 +67,12 @@ class Roll:
             for uid, contact in self._contacts.items()
         )
 
+    def anybody_since(self, since_s: float) -> bool:
+        """Whether any agent has been heard since then, and has not left the bus."""
+        return any(
+            not is_closed(contact) and contact.heard_s >= since_s for contact in self._contacts.values()
+        )
+
     @property
     def connected(self) -> int:
         """How many agents there are whose connection is not known to be closed."""

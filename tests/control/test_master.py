@@ -247,6 +247,39 @@ def test_an_agent_that_has_ended_is_lost_within_moments_and_waited_for(hold: Hol
     assert {pod["name"]: pod["retries"] for pod in plane.ask()["workers"]} == {"one": 1, "two": 1}
 
 
+def test_whoever_was_started_anew_joins_those_who_live_and_takes_nothing_from_them(
+    hold: Hold, agent: MakeAgent
+) -> None:
+    plane = hold()
+    worker = agent(plane, "a")
+    worker.run()
+    meet(plane, "of an allocation that was requeued", NKey.generate(), attempt=1)
+    view = plane.ask()
+    assert (view["phase"], view["incarnation"]) == ("RunCommand", 1)
+    assert undisturbed(worker)
+    worker.close()
+    meet(plane, "a", NKey.generate(), attempt=1)
+    assert [line.transition for line in plane.journal()].count("requeued") == 1
+
+
+def test_a_job_that_waits_for_its_scheduler_misses_nobody_who_leaves(hold: Hold, agent: MakeAgent) -> None:
+    three = {"worker_num": 3, "min_worker_num": 3}
+    plane = hold(spec={**three, "requeue": True, "rejoin_timeout_s": 0.5})
+    agents = [agent(plane, name) for name in ("one", "two", "three")]
+    for one in agents:
+        one.join()
+    for action in (Action.READY, Action.BOOTCHECK, Action.RUN):
+        for one in agents:
+            one.obey(action)
+    agents[2].close()
+    for one in agents[:2]:
+        assert one.wait(Order, lambda order: order.action is Action.CLOSE).outcome == "Requeue"
+    told = len(plane.journal())
+    agents[1].close()
+    time.sleep(3.0)  # three times as long as it takes until somebody who leaves is missed
+    assert len(plane.journal()) == told
+
+
 def test_the_log_has_no_traceback_after_all_that(hold: Hold, agent: MakeAgent) -> None:
     plane = hold()
     agent(plane, "a").run()
