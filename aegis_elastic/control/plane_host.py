@@ -211,7 +211,7 @@ class PlaneHost:
                 self._closing.wait(1.0)
 
     def _hear(self, holder: socket.socket) -> None:
-        """Read what the plane says until it is gone; but for the job's end it is nothing that we don't know."""
+        """Read what the plane says until it is gone; all but the job's end is known here."""
         buffer = b""
         while data := holder.recv(4096):
             *lines, buffer = (buffer + data).split(b"\n")

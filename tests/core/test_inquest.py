@@ -81,7 +81,7 @@ def test_checks_over_several_rounds_of_one_recovery_are_one_case() -> None:
     job.settle()
     job.finish()
     job.finish()
-    assert job.status.phase is Phase.RUN_COMMAND
+    assert job.status.phase.value == "RunCommand"
     ((one),) = job.concluded
     assert (one.fault_class, one.level, one.worker) == ("hardware", 3, "w0")
 

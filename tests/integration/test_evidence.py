@@ -233,4 +233,4 @@ def test_a_checkpoint_that_can_t_be_read_is_said_loudly(tmp_path: Path) -> None:
         ((code, detail),) = verdicts(job)
         assert code == "verdict.checkpoint" and "RESUME FROM THE CHECKPOINT BEFORE" in detail
         assert "[aegis] THE CHECKPOINT CAN'T BE READ" in launch.output
-        assert launch.output.count("RESUME FROM THE CHECKPOINT BEFORE") == 1, "in the report on the screen, too"
+        assert launch.output.count("RESUME FROM THE CHECKPOINT BEFORE") == 1, "on the screen, too"

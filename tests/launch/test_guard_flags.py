@@ -26,9 +26,10 @@ def made(*flags: str) -> Policy:
 def test_the_documents_figures_are_the_defaults() -> None:
     assert made() == Policy()
     guard = Guard()
-    figures = (guard.observations, guard.persistence_s, guard.actions_per_day, guard.cooldown_s)
-    assert figures == (2, 180, 3, 600)
-    assert (guard.heartbeat_stale_s, guard.error_state_s, guard.escalation_s) == (120, 1800, 600)
+    assert [guard.observations, guard.persistence_s, guard.actions_per_day, guard.cooldown_s] == [
+        2, 180, 3, 600,
+    ]  # fmt: skip
+    assert [guard.heartbeat_stale_s, guard.error_state_s, guard.escalation_s] == [120, 1800, 600]
 
 
 def test_every_setting_has_a_flag_and_a_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def recovered() -> Run:
     run.started_all()
     run.now = 100.0
     run.tell(Saved(40, "/ckpt/40", "dcp", 100.0))  # type: ignore[arg-type]
-    run.tell(Noted("w0", "node0", "memory.growth", "grows", 99.0))  # type: ignore[arg-type]
+    run.tell(Noted("w0", "node0", "memory.growth", "grows", 99.0))
     run.now = 150.0
     run.error("w1", died(2, 149.9, exit_code=1, exception="ValueError: no"))
     run.settle()
@@ -242,7 +242,7 @@ def test_a_journal_that_makes_no_sense_costs_the_past_only(caplog: pytest.LogCap
 def test_a_worker_that_makes_up_names_makes_no_series_without_end() -> None:
     run = Run()
     for number in range(150):
-        run.tell(Noted("w0", "node0", f"made.up.{number}", "so", 1.0))  # type: ignore[arg-type]
+        run.tell(Noted("w0", "node0", f"made.up.{number}", "so", 1.0))
     found = {
         dict(labels)["code"]: n
         for (name, labels), n in of(desk(run.lines, 9.0)).items()

@@ -163,7 +163,7 @@ def test_the_time_limit_ends_it_after_a_signal_that_the_ranks_hear(slurm: Cluste
     job.wait_said("signal SIGUSR1", 2)
     shown = job.slurm.wait(job.number, 200)
     assert shown["JobState"] == "TIMEOUT", job.said
-    assert job.report  # it was never written: the job isn't over for us, a resubmission goes on
+    assert not (job.run_dir() / "report.json").exists(), "it isn't over for us: the same name goes on"
     assert len(job.starts()) == 2
 
 
