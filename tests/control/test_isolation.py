@@ -6,6 +6,8 @@ import asyncio
 import fcntl
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.isolation.contract import Driver, Outcome, ask
+from tests.control.planes import ended, wait_for
 
 
 def isolate(driver: Driver | None, node: str, reason: str = "gpu.missing") -> Outcome:
@@ -125,6 +128,19 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     for pid in map(int, pids.read_text().split()):
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_program_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    argv = program(tmp_path, f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300")
+    code = (
+        "import asyncio; from aegis_elastic.control.isolation.command import run; "
+        f"asyncio.run(run([{argv!r}], 300.0))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        wait_for(pid_file.exists, "the program")
+        process.kill()
+    wait_for(lambda: ended(int(pid_file.read_text())), "the program's end")
 
 
 def test_a_program_that_talks_without_end_is_not_kept(tmp_path: Path) -> None:

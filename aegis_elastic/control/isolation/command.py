@@ -5,11 +5,12 @@ drivers.
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import errno
 import logging
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,14 @@ PASSED_ON_PREFIXES = ("SLURM_", "LD_LIBRARY_")
 SECRETS = ("SLURM_JWT",)
 # What was killed is gone in a moment, unless it waits for a dead device or file server.
 END_S = 5.0
-_PR_SET_PDEATHSIG = 1
+# Asks to be killed with us and becomes the program. A program of its own: the same lines in a `preexec_fn`
+# make Python fork, and in a fork of a process with gRPC's threads anything may hang, the master with it.
+_TETHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +96,15 @@ async def run(argv: Sequence[str], timeout_s: float, also: Sequence[str] = ()) -
 
     `also`: what it gets of our environment besides what every program gets.
     """
+    if shutil.which(argv[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     process = await asyncio.create_subprocess_exec(
-        *argv,
+        *(sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *argv),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment(os.environ, also),
         start_new_session=True,
-        preexec_fn=_die_with_parent,
     )
     assert process.stdout is not None
     said = bytearray()
@@ -148,7 +157,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), END_S)
     except asyncio.TimeoutError:
         logger.warning("process %d does not end; it is left alone", process.pid)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
