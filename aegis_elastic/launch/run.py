@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from aegis_elastic.launch import init
 from aegis_elastic.worker.environment import set_for_ourselves
 
 
@@ -18,6 +19,7 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
         code = _stand_aside(words, passes_local_rank)
         if code is not None:
             return code
+    init.take_duty()
     # torch's C++ warns about every store that waits in vain, which is how we wait.
     # A math library whose threads are made at import would keep us from forking the first checks.
     set_for_ourselves(

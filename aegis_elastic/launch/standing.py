@@ -16,7 +16,7 @@ from aegis_elastic.agents.inbox import Inbox, Signalled, SignalsToInbox
 from aegis_elastic.control import hosts
 from aegis_elastic.control.errors import LaunchError, UsageError
 from aegis_elastic.core.model import Phase
-from aegis_elastic.launch import options
+from aegis_elastic.launch import init, options
 from aegis_elastic.launch.launcher import EXIT_JOB_FAILED, Launcher, narrate
 from aegis_elastic.launch.options import Options
 
@@ -68,6 +68,7 @@ class StandingMaster(Launcher):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `aegis-master`; returns the exit code."""
+    init.take_duty()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return StandingMaster(options.parse([*words, *_NO_SCRIPT])).run()

@@ -58,6 +58,11 @@ ALLOWED = (
         "bash's own variable: the program that it has started last",
     ),
     Allowed(
+        "environ.LAUNCHER",
+        lambda theirs, ours: theirs.replace("torch.distributed.", "aegis_elastic.launch.") == ours,
+        "the script's own variable, in which the launcher's name was replaced",
+    ),
+    Allowed(
         "environ.AEGIS_PROGRESS",
         _new,
         "where a rank may say how far it is (docs/progress.md)",

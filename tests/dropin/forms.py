@@ -123,7 +123,7 @@ python -m torch.distributed.run ${DISTRIBUTED_ARGS[@]} \
 exit $EXIT_CODE
 """),
     Form("standalone with logs", "Megatron-LM/examples/mimo/scripts", 2, r"""
-TORCHRUN_LOG_DIR=logs/torchrun
+TORCHRUN_LOG_DIR=logs/mimo
 torchrun \
     --standalone \
     --nproc-per-node 2 \
