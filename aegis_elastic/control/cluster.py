@@ -35,10 +35,12 @@ ETCD_ROOT = "aegis-cluster"
 ETCD_SCHEME = "etcd://"
 # Others change the same node at the same time, if at all, a few times a day.
 TRIES_MAX = 16
+FILES_TIMEOUT_S = 5.0
 TOKEN_CHARS_MAX = 200
 
 Edit = Callable[[NodeRecord], NodeRecord]
 Opener = Callable[[], Awaitable[Store]]
+Closer = Callable[[], Awaitable[None]]
 
 
 class Seen(NamedTuple):
@@ -51,11 +53,14 @@ class Seen(NamedTuple):
 class ClusterScope:
     """The records of nodes in one store, opened when it is first needed, and again when that failed."""
 
-    def __init__(self, opener: Opener, where: str, *, shared: bool) -> None:
-        """`where`: for people; `shared`: whether it outlives the job, and is ours to close."""
+    def __init__(self, opener: Opener, where: str, *, shared: bool, close: Closer | None = None) -> None:
+        """`where`: for people; `shared`: whether it outlives the job, and is ours to close; `close` gives
+        back what the opener has in hand while it fails.
+        """
         self.where = where
         self.shared = shared
         self._opener = opener
+        self._close = close
         self._store: Store | None = None
         self._opening = asyncio.Lock()
 
@@ -133,6 +138,27 @@ class ClusterScope:
         """Give the store back, if it isn't the job's."""
         if self.shared and self._store is not None:
             await self._store.close()
+        elif self._close is not None:
+            await self._close()
+
+
+class _Files:
+    """Opens the file store. One for all tries, so that a file server that is away holds one thread, not one
+    for each.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: FileStore | None = None
+
+    async def open(self) -> Store:
+        self._files = self._files or FileStore(self.directory, FILES_TIMEOUT_S)
+        await self._files.prepare()
+        return self._files
+
+    async def close(self) -> None:
+        if self._files is not None:
+            await self._files.close()
 
 
 def of_cluster(state_dir: str, etcd: str) -> ClusterScope | None:
@@ -148,12 +174,8 @@ def of_cluster(state_dir: str, etcd: str) -> ClusterScope | None:
 
         return ClusterScope(open_etcd, etcd, shared=True)
     if state_dir:
-        directory = Path(state_dir) / FOLDER
-
-        async def open_files() -> Store:
-            return await FileStore.open(directory)
-
-        return ClusterScope(open_files, str(directory), shared=True)
+        files = _Files(Path(state_dir) / FOLDER)
+        return ClusterScope(files.open, str(files.directory), shared=True, close=files.close)
     return None
 
 

@@ -42,6 +42,7 @@ class FileStore(StoreBase):
     """
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
+        """`prepare` it before it is used."""
         super().__init__(timeout_s)
         self._files = Directory(directory)
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None]
@@ -57,11 +58,17 @@ class FileStore(StoreBase):
         """
         store = cls(directory, timeout_s)
         try:
-            await store._do(store._files.prepare)
+            await store.prepare()
         except BaseException:
             await store.close()
             raise
         return store
+
+    async def prepare(self) -> None:
+        """What `open` does. Whoever tries again does it with the same store: its thread may still hang in the
+        file server, and another one would hang beside it.
+        """
+        await self._do(self._files.prepare)
 
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""

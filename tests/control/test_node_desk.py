@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from aegis_elastic.agents.link import Joined, Refused
+from aegis_elastic.control import cluster
 from aegis_elastic.control.cluster import ClusterScope, of_cluster
 from aegis_elastic.control.config import NodesConfig
 from aegis_elastic.control.errors import AdminRefused
@@ -21,6 +24,7 @@ from aegis_elastic.core.events import Finding, Join, Noted
 from aegis_elastic.core.messages import MessageType
 from aegis_elastic.core.nodes import ANOMALY, HARDWARE, MANUAL, Incident, NodeRecord, NodeTaint, Standing
 from aegis_elastic.core.orders import Action
+from aegis_elastic.store.contract import StoreUnavailable
 from tests.control.conftest import Hold, MakeAgent
 from tests.control.planes import Agent, Held, children, wait_for
 from tests.store.backends import missing, running
@@ -193,6 +197,28 @@ def test_a_store_that_is_away_stops_no_training_and_is_caught_up_with(
     assert nodes.judge(found, time.time()).standing is Standing.TAINTED
     well.obey(Action.BOOTCHECK)
     well.obey(Action.RUN)
+
+
+def test_a_file_server_that_is_away_holds_one_thread_however_often_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "FILES_TIMEOUT_S", 0.1)
+    folder = tmp_path / cluster.FOLDER
+    folder.mkdir(0o700)
+
+    async def try_it() -> None:
+        scope = of_cluster(str(tmp_path), "")
+        assert scope is not None
+        before = threading.active_count()
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await scope.record("n1")
+        assert threading.active_count() == before + 1
+        await scope.close()
+
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        asyncio.run(try_it())
 
 
 def test_without_a_place_for_them_taints_end_with_the_job(hold: Hold, agent: MakeAgent) -> None:
