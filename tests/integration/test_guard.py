@@ -30,6 +30,7 @@ def acts(job: Job) -> list[Act]:
 
 def test_a_mark_that_lasts_is_acted_on_and_humans_hear_of_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "shared").mkdir()
     with (
         receiver() as received,
         Job(tmp_path, flags=(*FLAGS, *QUICK, "--aegis-state-dir", str(tmp_path / "shared"))) as job,
