@@ -21,10 +21,15 @@ class SharedFolder:
         usable = _SHM.is_dir() and os.access(_SHM, os.W_OK | os.X_OK)
         parent = _SHM if usable else Path(tempfile.gettempdir())
         _sweep(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        self._handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # held as long as the process lives: process ids mean nothing between containers that share memory
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # held as long as the process lives: process ids mean nothing between containers that share memory
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            if os.fstat(self._handle).st_nlink:
+                return
+            # A launcher that began together with us was quicker to lock it, and took it for a dead one's.
+            os.close(self._handle)
 
     def empty(self) -> None:
         """Remove everything in it but the lock."""

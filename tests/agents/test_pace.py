@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -177,3 +178,21 @@ def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(
     living.close()
     other.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_a_neighbour_swept_while_it_was_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_folder, "_SHM", tmp_path)
+    lock, swept = fcntl.flock, list[int]()
+
+    def flock(handle: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            swept.append(handle)
+            shared_folder._sweep(tmp_path)  # whoever begins now finds a folder that nobody holds yet
+        lock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    made = SharedFolder()
+    assert swept and [made.path] == [*tmp_path.iterdir()]
+    made.close()
