@@ -38,7 +38,7 @@ LOOK_S = 1.0
 # How often the master hears of it while all is well.
 TELL_S = 2.0
 # Looks at stacks: close together until it is clear who stands still, then rarely.
-STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 1.0, 15.0, 8
+STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 0.5, 15.0, 8
 STACKS_TIMEOUT_S = 15.0
 # Snapshots a look of those who don't wait in a collective: a loop of a few calls is seen in one of them
 # mostly.
@@ -172,7 +172,7 @@ class PaceWatcher:
                     if not node.broke:
                         logger.exception("cannot look at the ranks' progress")
                     node.broke = True
-                self._signal.wait(LOOK_S)
+                self._signal.wait(min(LOOK_S, STACKS_S) if 0 < node.looks < STACKS_CLOSE else LOOK_S)
             self._signal.clear()
 
     def _look(self, look: int, ranks: Watched, views: dict[int, RankView], node: _Node) -> None:
