@@ -118,12 +118,14 @@ class BrakeDesk:
             return (
                 Quit(f"{found.reason}; it has lasted for {now - self._since:.0f} s, and no node is blamed"),
             )
-        wait_s = min(correlation.wait_s(found.kind, self._holds, guard), left_s)
+        # Storage without a path that could be probed is looked at by all, as anything else.
+        probed = found.kind == STORAGE and bool(self._paths)
+        wait_s = min(correlation.wait_s(self._holds, guard, probed=probed), left_s)
         if self._holds == 0:
             text = f"BRAKE: {found.reason}. The recovery waits, and nobody is isolated"
             self._page(f"brake.{self._seq_num}", text, True)
         self._holds += 1
-        if found.kind == STORAGE:
+        if probed:
             self._probe()
         return (Hold(found.reason, now + wait_s),)
 

@@ -166,8 +166,11 @@ class GuardianDesk:
             del self._to_count[0]
         while self._to_page:
             where, what, text, urgent = self._to_page[0]
-            await keeper.page(where, what, text, urgent=urgent)
+            sent = await keeper.page(where, what, text, urgent=urgent)
             del self._to_page[0]
+            if not sent:  # another has claimed it, and may have died before it sent it
+                self._to_page.append((where, what, text, urgent))
+                break
         await self._page_endless_recovery(keeper)
         if self._away:
             self._away = False

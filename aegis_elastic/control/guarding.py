@@ -286,13 +286,15 @@ class GuardKeeper:
                 logger.warning("the lock on %s is left to expire: %s", case.node_name, error)
 
     async def _under(self, lock: Lease, case: Case, reason: str) -> None:
-        await self._send_evidence(case, reason)
+        incident = await self._send_evidence(case, reason)
         # It may have taken a minute, and the first look may have been wrong by the time: everything anew.
         known = await self.known(case)
         seen = await self._look(case)
         again = guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
         if again.do is not Do.ACT:
             self._world.note(case, "guard.cancelled", again.reason)
+            text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is cancelled: {again.reason}"
+            await self.page(case.node_name, f"cancelled.{incident}", text, urgent=False)
             if again.do is Do.CLEAR:
                 await self._clear(case, known)
             return
@@ -319,8 +321,10 @@ class GuardKeeper:
         await self._finish(case, deed, outcome, said)
         await self._clear(case, known)
 
-    async def _send_evidence(self, case: Case, reason: str) -> None:
-        """Have what is known on its way, and in the journal, before the action destroys it."""
+    async def _send_evidence(self, case: Case, reason: str) -> str:
+        """Have what is known on its way, and in the journal, before the action destroys it. Returns the
+        incident.
+        """
         try:
             evidence = await asyncio.wait_for(self._world.collect(case), COLLECT_S)
         except asyncio.TimeoutError:
@@ -331,6 +335,7 @@ class GuardKeeper:
         incident = anchor.incident if anchor else "now"
         text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is due: {reason}\n{evidence}"
         await self.page(case.node_name, f"due.{incident}", text.rstrip(), urgent=False)
+        return incident
 
     async def _commit(self, case: Case, known: Known, deed: Deed) -> bool:
         """Count the deed and begin its cooldown, if nobody has touched the node's record since we read it."""

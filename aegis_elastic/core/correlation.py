@@ -69,14 +69,14 @@ def judge(
     return None
 
 
-def wait_s(kind: str, times: int, policy: Guard) -> float:
+def wait_s(times: int, policy: Guard, *, probed: bool) -> float:
     """How long to wait before everybody looks again, the `times`th time (from 0) in this recovery.
 
-    For storage there is a probe, so the wait is as long as it may be.
+    `probed`: one looks for all, and ends the wait; so it may be as long as it will.
     """
-    if kind == STORAGE:
+    if probed:
         return policy.hold_max_s
-    return float(min(policy.probe_s * 2.0**times, policy.hold_max_s))
+    return float(min(policy.probe_s * 2.0 ** min(times, 60), policy.hold_max_s))
 
 
 def _broken(rounds: Collection[Round], now: float, policy: Guard) -> dict[str, str]:

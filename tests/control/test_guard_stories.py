@@ -177,6 +177,7 @@ def test_recovery_between_decision_and_action_cancels() -> None:
         await scene.watch(1 * MINUTES, one)
         assert not scene.acts
         assert ("guard.cancelled", "it has recovered") in scene.notes
+        assert [key for key, _, _ in scene.pages] == ["due", "cancelled"]
         node, _ = await one.node("gpu-7")
         assert node == NodeGuard(), "an intent costs nothing"
         assert (await one.known(FROZEN)).anchor is None, "and is cleaned up"

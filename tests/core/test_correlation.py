@@ -98,6 +98,6 @@ def test_a_network_that_is_down_for_everybody() -> None:
 
 def test_waits_double_without_a_probe_and_are_bounded() -> None:
     policy = Guard(probe_s=5, hold_max_s=60)
-    assert [wait_s(CORRELATED, times, policy) for times in range(5)] == [5, 10, 20, 40, 60]
-    assert wait_s(NETWORK, 1000, policy) == 60
-    assert wait_s(STORAGE, 0, policy) == 60
+    assert [wait_s(times, policy, probed=False) for times in range(5)] == [5, 10, 20, 40, 60]
+    assert wait_s(900, policy, probed=False) == 60
+    assert wait_s(0, policy, probed=True) == 60
