@@ -29,6 +29,7 @@ class State(NamedTuple):
     quit: Any
     count: Any
     entries: Any
+    charged: Any
     inner: list[Any]
     finished: list[Any]
     retries: list[Any]
@@ -37,13 +38,18 @@ class State(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """The machine as formulas: limits, two statuses, and each action as a constraint between them."""
+    """The machine as formulas: limits, two statuses, and each action as a constraint between them.
+
+    `rare` are the actions that give back: a refund and an earned retry. When they happen is left open, which
+    is more than the machine does; `faithful` looks at worlds without them.
+    """
 
     limit: Any
     budget: Any
     before: State
     after: State
     actions: dict[str, Any]
+    rare: dict[str, Any]
 
 
 class Proof(NamedTuple):
@@ -64,6 +70,7 @@ def _symbols(workers: int, mark: str) -> State:
 
     return State(
         z3.Int("phase" + mark), z3.Bool("quit" + mark), z3.Int("count" + mark), z3.Int("entries" + mark),
+        z3.Bool("charged" + mark),
         ints("inner"), bools("finished"), ints("retries"), bools("restarted"), bools("failed"),
     )  # fmt: skip
 
@@ -116,7 +123,21 @@ def relation(workers: int) -> Relation:
     a, b = _symbols(workers, ""), _symbols(workers, "'")
     build = _Builder(limit, a, b)
     actions = {**_rules(build, budget), **_events(build)}
-    return Relation(limit, budget, a, b, actions)
+    return Relation(limit, budget, a, b, actions, _gives_back(build))
+
+
+def _gives_back(build: _Builder) -> dict[str, Any]:
+    a = build.a
+    before = _largest(a.retries) - 1
+    return {
+        "refund": build.action(
+            z3.And(_in(a.phase, RESTART, TROUBLE), a.charged), charged=z3.BoolVal(False), count=before,
+            retries=lambda i: _least(a.retries[i], before),
+        ),
+        "saved": build.action(
+            z3.And(a.phase == RUN, a.count > 0), count=a.count - 1, retries=lambda i: a.retries[i] - 1
+        ),
+    }  # fmt: skip
 
 
 def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
@@ -125,6 +146,7 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
     lost, done, hurt = z3.Or(a.restarted), z3.And(a.finished), z3.Or(a.failed)
     over = z3.Or([n > limit for n in a.retries])
     no: Callable[[int], Any] = lambda i: z3.BoolVal(False)  # noqa: E731
+    none = z3.BoolVal(False)
 
     def charge(who: list[Any]) -> list[Any]:
         return [z3.If(who[i], _least(a.retries[i] + 1, limit + 1), a.retries[i]) for i in every]
@@ -143,12 +165,12 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
     erring = z3.And(awake, z3.Not(lost), hurt, a.phase == RUN)
     return {
         "quit": build.action(
-            z3.And(a.quit, a.phase < SUCCEED), phase=z3.IntVal(FAILED), inner=lambda i: FAILED
+            z3.And(a.quit, a.phase < SUCCEED), phase=z3.IntVal(FAILED), inner=lambda i: FAILED, charged=none
         ),
         "lost running": build.action(
             z3.And(awake, lost, a.phase == RUN), phase=z3.IntVal(RESTART), inner=reset(RESTART, a.inner),
             retries=lambda i: at_loss[i], count=_least(_largest(at_loss), limit),
-            entries=a.entries + 1, **clear,
+            entries=a.entries + 1, charged=z3.BoolVal(True), **clear,
         ),
         "lost booting": build.action(
             z3.And(awake, lost, _in(a.phase, PENDING, BOOT)),
@@ -161,21 +183,23 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
             entries=a.entries + 1, **clear,
         ),
         "lost for good": build.action(
-            z3.And(losing, tired), phase=z3.IntVal(FAILED), inner=lambda i: FAILED, count=told, **clear
+            z3.And(losing, tired), phase=z3.IntVal(FAILED), inner=lambda i: FAILED, count=told, charged=none,
+            **clear,
         ),
         "exceeded": build.action(
             z3.And(awake, done, z3.Not(lost), over, a.phase == TROUBLE),
-            phase=z3.IntVal(FAILED), inner=lambda i: FAILED, count=limit + 1,
+            phase=z3.IntVal(FAILED), inner=lambda i: FAILED, count=limit + 1, charged=none,
         ),
         "error": build.enter(
-            z3.IntVal(TROUBLE), erring, retries=lambda i: at_error[i], count=_least(_largest(at_error), limit)
+            z3.IntVal(TROUBLE), erring, charged=z3.BoolVal(True), retries=lambda i: at_error[i],
+            count=_least(_largest(at_error), limit),
         ),
         "ready": build.enter(z3.IntVal(TROUBLE), ready),
         "begin": build.enter(z3.IntVal(BOOT), z3.And(going, a.phase == PENDING)),
         "run": build.enter(
             z3.IntVal(RUN),
             z3.And(going, _in(a.phase, BOOT, TROUBLE), z3.Not(z3.And(a.phase == TROUBLE, over))),
-            retries=lambda i: a.count, entries=z3.IntVal(0),
+            retries=lambda i: a.count, entries=z3.IntVal(0), charged=none,
         ),
         "succeed": build.action(
             z3.And(going, a.phase == RUN), phase=z3.IntVal(SUCCEED), inner=lambda i: SUCCEED
@@ -245,6 +269,7 @@ def invariants(r: Relation, s: State) -> dict[str, Any]:
         "FreshWhileRunning": z3.Implies(
             z3.And(alive, z3.Not(_in(s.phase, RESTART, TROUBLE))), s.entries == 0
         ),
+        "ChargedStandsHigher": z3.Implies(s.charged, z3.And(_in(s.phase, RESTART, TROUBLE), top >= 1)),
         "OneErrorPerIncarnation": z3.AtMost(*s.failed, 1) if len(s.failed) > 1 else z3.BoolVal(True),
         "ErrorsOnlyWhileRunning": z3.Implies(
             z3.Or(s.failed), z3.Or(s.phase == RUN, z3.And(s.quit, s.phase == FAILED))
@@ -272,6 +297,7 @@ def _start(r: Relation) -> Any:
     a = r.before
     blank = [z3.Not(x) for field in (a.finished, a.restarted, a.failed) for x in field]
     zero = [n == 0 for n in (*a.retries, a.count, a.entries)]
+    blank.append(z3.Not(a.charged))
     return z3.And(a.phase == PENDING, z3.Not(a.quit), *[p == PENDING for p in a.inner], *blank, *zero)
 
 
@@ -291,10 +317,11 @@ def prove(workers: int) -> Proof:
         if not _refutes(solver, holds):
             failed.append(f"{name} at the start")
     goals = {**after, **steps(r)}
-    for action, constraint in r.actions.items():
+    given_back = {**after, "OneBack": r.after.count >= r.before.count - 1, "Alive": r.before.phase < SUCCEED}
+    for action, constraint in {**r.actions, **r.rare}.items():
         solver = z3.Solver()
         solver.add(sane, *before.values(), constraint)
-        for name, holds in goals.items():
+        for name, holds in (given_back if action in r.rare else goals).items():
             obligations += 1
             if not _refutes(solver, holds):
                 failed.append(f"{name} after {action}")
@@ -316,6 +343,7 @@ def _facts(s: State, status: Status) -> list[tuple[Any, Any]]:
         (s.quit, z3.BoolVal(status.should_quit)),
         (s.count, z3.IntVal(status.recover_count)),
         (s.entries, z3.IntVal(status.entries)),
+        (s.charged, z3.BoolVal(status.charged)),
     ]
     for i, pod in enumerate(status.pods):
         pairs += [

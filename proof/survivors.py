@@ -16,8 +16,8 @@ ACCEPTED: dict[str, str] = {
     "accounting: 1 -> 2: return min(retries + 1, max_retry + 1)": (
         "a charge falls on a worker of a running job, whose retries are within the limit: the cap never binds"
     ),
-    "machine.guards: operand 2 dropped: "
-    "return waiting and not is_independent(s) and 0.0 < s.deadline <= now": (
+    "machine.guards: operand 3 dropped: "
+    "return waiting and not s.held and not is_independent(s) and expired(s, now)": (
         "independence sets the deadline to 0, so nothing is overdue then anyway; said twice to be read"
     ),
     "machine.guards: operand 1 dropped: "

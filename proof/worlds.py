@@ -392,12 +392,14 @@ def protected(s: Status) -> bool:
 # Small worlds in which mutants are hunted, smallest first: every kind of event, every bound reached soon.
 SMALL: tuple[World, ...] = (
     _world("small stuck", spec(1, 2, budget=1), 1, "finish join error progress", formed=True),
-    _world("small taints", spec(2, 0, budget=1), 3, "finish join taint", formed=True),
+    _world("small taints", spec(1, 0, budget=1), 3, "finish join taint", formed=True),
+    _world("earning", spec(1, 1, budget=1, decay=1), 1, "finish error saved", formed=True),
     _world("small renewals", spec(2, 1, budget=2), 2, "finish join broken io error", formed=True),
     _world("late renewals", spec(1, 1, budget=1), 2, "finish join io fit expire error", formed=True),
     _world("replaced renewals", spec(2, 1, budget=2), 3, "finish join io fit error", formed=True),
     _world("spared", spec(2, 0, least=1, budget=1), 2, "finish slow saved expire", formed=True),
     _world("small hangs", spec(2, 1, budget=1), 2, "finish hung act", formed=True),
+    _world("long holds", spec(1, 1, budget=2), 1, "finish lost join hold expire", formed=True),
     _world("small holds", spec(2, 0, budget=1), 2, "finish lost error hold hardware expire", formed=True),
     _world("decay", spec(2, 2, budget=1, decay=2), 2, "finish error saved", formed=True),
     _world(

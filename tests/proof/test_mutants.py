@@ -23,7 +23,7 @@ def test_production_put_together_as_mutants_are_is_production() -> None:
     assert graph.states == check(worlds.phases(2, 0, 1))[0].states
 
 
-@pytest.mark.parametrize("mutant", EVERY[7::97], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", EVERY[7::180], ids=lambda mutant: mutant.name)
 def test_a_mutant_is_killed_by_a_property_or_known_to_be_harmless(mutant: Mutant) -> None:
     catch = hunt.hunt(mutant)
     assert catch.by or mutant.name in ACCEPTED
