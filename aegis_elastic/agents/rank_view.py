@@ -27,7 +27,7 @@ class RankView:
         self._path = slot
         self._reader: SlotReader | None = None
         self._began_s = time.monotonic()
-        self._state, self._state_since_s = "", self._began_s
+        self._state, self._switches, self._state_since_s = "", 0, self._began_s
         self._steps: deque[float] = deque(maxlen=STEPS)
         self._taken = 0
         self._samples: list[Sample] = []
@@ -72,8 +72,10 @@ class RankView:
             self._read(self._reader, now_s)
         state = _state(self.pid)
         self.ended = not _state(self._started_pid)
-        if state != self._state:
-            self._state, self._state_since_s = state, now_s
+        # Who moves much data is in the kernel at every look, but wakes in between; who is held there doesn't.
+        switches = _switches(self.pid) if state == "D" else 0
+        if (state, switches) != (self._state, self._switches):
+            self._state, self._switches, self._state_since_s = state, switches, now_s
 
     def _read(self, reader: SlotReader, now_s: float) -> None:
         beat, call = reader.beat(), reader.call()
@@ -176,6 +178,15 @@ def _io_bytes(pid: int) -> int:
             return sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
     except (OSError, ValueError):
         return 0  # it is gone, or the kernel lets nobody know
+
+
+def _switches(pid: int) -> int:
+    """How often a process's main thread has gone to sleep or was put to it; 0 if nobody says."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return sum(int(line.split()[1]) for line in file if "ctxt_switches:" in line)
+    except (OSError, ValueError):
+        return 0  # it is gone
 
 
 def _state(pid: int) -> str:

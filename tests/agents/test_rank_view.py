@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -50,3 +53,28 @@ def test_a_move_between_two_snapshots_of_one_look_is_one(view: RankView) -> None
 
 def test_who_comes_to_wait_for_others_waits_from_then_on(view: RankView) -> None:
     assert steady(view, LOOPS, EVALUATES, WAITS, WAITS, WAITS) == [1, 0, 0, 1, 2]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(("nap", "held"), [("pause()", True), ("usleep(30000)", False)])
+def test_who_is_in_the_kernel_at_every_look_is_held_there_unless_it_wakes_in_between(
+    tmp_path: Path, nap: str, held: bool
+) -> None:
+    # A parent waits for its vfork child in uninterruptible sleep, as for a file server.
+    source, program = tmp_path / "d.c", tmp_path / "d"
+    source.write_text(
+        f"#include <unistd.h>\nint main() {{ for (;;) if (!vfork()) {{ {nap}; _exit(0); }} }}\n"
+    )
+    subprocess.run(["cc", "-w", "-o", program, source], check=True)
+    with subprocess.Popen([program], start_new_session=True) as process:
+        try:
+            view = RankView(0, process.pid, tmp_path / "none")
+            seen = []
+            for _ in range(20):
+                time.sleep(0.05)
+                view.look(time.monotonic())
+                seen.append(view.facts(time.monotonic()).state)
+            assert seen.count("D") > 10
+            assert (view.stopped(time.monotonic()) > 0.5) is held
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
