@@ -11,7 +11,6 @@ from aegis_elastic.core import accounting, recovery
 from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErrorNode
 from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, PodInfo, Status, Verdict
 
-
 # How long an agent that executes itself again is waited for, though the others could go on without it.
 RENEW_S = 120.0
 
