@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
 import psutil
@@ -22,6 +23,13 @@ def resolve(host: str) -> str:
         raise UsageError(f"cannot use the endpoint's host {host!r}: {error.strerror}") from None
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0])
+
+
+def node_name() -> str:
+    """This node's name as its scheduler knows it: $AEGIS_NODE_NAME where a container has a hostname of its
+    own (on Kubernetes from `spec.nodeName`), else the hostname.
+    """
+    return os.environ.get("AEGIS_NODE_NAME") or socket.gethostname()
 
 
 def own_addresses() -> frozenset[str]:

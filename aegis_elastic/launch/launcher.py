@@ -304,7 +304,7 @@ class Launcher:
             job=options.job_name,
             worker=worker,
             uid=uuid.uuid4().hex,
-            node_name=socket.gethostname(),
+            node_name=hosts.node_name(),
             node_ip=self._node_ip,
             nproc=options.config.nproc_per_node,
             ordinal=-1 if options.node_rank is None else options.node_rank,

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aegis_elastic.control import hosts
 from aegis_elastic.control.cluster import ClusterScope, Edit, of_cluster
 from aegis_elastic.control.errors import AdminRefused, AdminUnreachable, NoSuchJob, UsageError
 from aegis_elastic.control.isolation import drivers
@@ -168,7 +169,7 @@ def _probation(args: argparse.Namespace, console: Console) -> int:
     """Without --json: what is of interest is one line, and `check` and `burn` have the rest."""
     if args.tied_to is not None:
         probation.tie(args.tied_to)
-    node = socket.gethostname()
+    node = hosts.node_name()
 
     def scope() -> ClusterScope:
         # A new one for each use: between them is the trial, outside of any event loop.

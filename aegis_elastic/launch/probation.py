@@ -12,7 +12,6 @@ import ctypes
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Protocol
 from aegis_elastic.agents import burning
 from aegis_elastic.checks.budgets import CHEAP
 from aegis_elastic.checks.burn_words import Request
+from aegis_elastic.control import hosts
 from aegis_elastic.control.cluster import ClusterScope, Edit, of_cluster
 from aegis_elastic.core import nodes
 from aegis_elastic.core.nodes import NodeRecord, Standing
@@ -93,7 +93,7 @@ def stand(
 
     Whatever comes of it, the rendezvous decides. Readable `interrupted` ends the trial.
     """
-    node = socket.gethostname()
+    node = hosts.node_name()
     scope = of_cluster(str(state_dir or ""), store or "")
     if scope is None or not asyncio.run(_is_due(scope, node, narrate)):
         return

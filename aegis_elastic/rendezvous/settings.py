@@ -110,7 +110,7 @@ def read(parameters: RendezvousParameters, launch: LaunchConfig) -> Surroundings
         job=job,
         worker=_value(conf, "aegis_worker_name", str, socket.gethostname()),
         uid=uuid.uuid4().hex,
-        node_name=socket.gethostname(),
+        node_name=hosts.node_name(),
         node_ip=node_ip,
         nproc=launch.nproc_per_node,
     )

@@ -37,15 +37,16 @@ def parents() -> list[list[str]]:
     return found
 
 
-def descriptors() -> dict[int, str]:
-    """What is open: pipe, socket, or the file's path."""
+def descriptors() -> dict[str, object]:
+    """What is open: pipe, socket, or the file's path. The first three by number."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}").partition(":[")[0]
         except OSError:
             continue  # that of the listing itself
-    return found
+    first = {str(fd): found[fd] for fd in range(3)}
+    return {**first, "others": sorted(found[fd] for fd in found if fd > 2)}
 
 
 def record() -> None:

@@ -31,13 +31,14 @@ class Container:
     def __init__(self, folder: Path, *flags: str) -> None:
         (folder / "train.py").write_text(SCRIPT)
         launcher = str(Path(sys.executable).parent / "aegis-run")
+        self.folder = folder
         self._log = folder / "log"
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(
                 ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
                  launcher, *FLAGS, *flags, "train.py"],
                 cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+                env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "AEGIS_NODE_NAME": "gpu-7"},
             )  # fmt: skip
         wait_for((folder / "ready").exists, f"ready rank: {self._log.read_text()}")
         (self.init,) = children(self.process.pid)
@@ -81,6 +82,8 @@ def test_it_reaps_what_others_leave_behind_and_ends_as_the_signal_says(container
     assert left.returncode == 0, left.stderr
     wait_for(lambda: children(container.init) == launcher, "the end of the stray")
     assert not zombies(container.init)
+    (journal,) = container.folder.glob("state/aegis/default/*/1/journal.jsonl")
+    assert '"gpu-7"' in journal.read_text()
     os.kill(container.init, signal.SIGTERM)
     assert container.process.wait(60) == 128 + signal.SIGTERM, container.output
     assert "ended by SIGTERM: every rank ended with exit code 0" in container.output

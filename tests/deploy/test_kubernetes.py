@@ -1,0 +1,129 @@
+"""The manifests under deploy/kubernetes: what Kubernetes takes, with flags that our programs take."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from aegis_elastic.launch.given import split
+from aegis_elastic.launch.parser import make_parser
+
+Object = dict[str, Any]
+FOLDER = Path(__file__).resolve().parent.parent.parent / "deploy" / "kubernetes"
+DOCS = FOLDER.parent.parent / "docs" / "kubernetes.md"
+FILES = sorted(FOLDER.glob("*.yaml"))
+OPERATORS = ("jobset.x-k8s.io", "kubeflow.org")
+
+
+def objects(file: Path) -> list[Object]:
+    return [one for one in yaml.safe_load_all(file.read_text()) if one]
+
+
+def pods(value: Any) -> Iterator[Object]:
+    """Every pod's spec, however deep an operator keeps its template."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        else:
+            for part in value.values():
+                yield from pods(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from pods(part)
+
+
+def commands(pod: Object) -> list[list[str]]:
+    """The command lines of ours in a pod, also behind a shell."""
+    found = []
+    for container in [*pod["containers"], *pod.get("initContainers", ())]:
+        words = [*container.get("command", ()), *container.get("args", ())]
+        if words and Path(words[0]).name in ("aegis-run", "aegis-master"):
+            found.append(words)
+        found += [shlex.split(word.partition("exec ")[2]) for word in words if "exec aegis-run" in word]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_kubernetes_takes_it(file: Path, unmet: Callable[[str], None]) -> None:
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        unmet("kubernetes-validate isn't installed")
+    kubernetes_validate = importlib.import_module("kubernetes_validate")
+
+    for one in objects(file):
+        if one["apiVersion"].partition("/")[0] not in OPERATORS:
+            kubernetes_validate.validate(one, "1.31", strict=True)
+            continue
+        # An operator's own object has no schema here, but what it makes of it does: jobs and pods.
+        for job in one["spec"].get("replicatedJobs", ()):
+            made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}}
+            kubernetes_validate.validate({**made, "spec": job["template"]["spec"]}, "1.31", strict=True)
+        for pod in pods(one):
+            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": pod}
+            kubernetes_validate.validate(whole, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_our_programs_take_the_flags(file: Path) -> None:
+    parser = make_parser()
+    for one in objects(file):
+        for pod in pods(one):
+            assert commands(pod), f"{file.name}: nothing of ours in a pod"
+            for words in commands(pod):
+                # What Kubernetes and the shell put in.
+                given = [re.sub(r"\$\(?JOB_COMPLETION_INDEX\)?", "0", word) for word in words[1:]]
+                flags, training = split(given, parser)
+                assert all(flag.action is not None for flag in flags), words
+                assert training == ([] if words[0].endswith("aegis-master") else ["pretrain_gpt.py"])
+                parser.parse_args([*given, *([] if training else ["nothing"])])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_pod_has_its_secret_by_file_and_volumes_for_its_mounts(file: Path) -> None:
+    for one in objects(file):
+        assert one["kind"] != "Secret"
+        for pod in pods(one):
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            for container in [*pod["containers"], *pod.get("initContainers", ())]:
+                assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes.keys()
+                assert "AEGIS_JOIN_SECRET" not in {entry["name"] for entry in container.get("env", ())}
+            assert volumes["join"]["secret"]["defaultMode"] == 0o400
+            assert pod["serviceAccountName"] == "aegis"
+
+
+def test_we_may_change_but_neither_create_nor_delete() -> None:
+    """Who creates deletes: the pods are their controller's, the nodes the cluster's."""
+    roles = [one for one in objects(FOLDER / "isolation.yaml") if one["kind"] in ("Role", "ClusterRole")]
+    verbs = {verb for role in roles for rule in role["rules"] for verb in rule["verbs"]}
+    assert verbs == {"get", "patch"}
+
+
+def test_exit_codes_mean_in_each_policy_what_the_table_says() -> None:
+    table = dict(re.findall(r"^\| (\d+)\b[^|]*\| `(\w+)`", DOCS.read_text(), flags=re.MULTILINE))
+    assert table == {"1": "FailJob", "2": "FailJob", "75": "Ignore", "76": "Ignore"}
+    for file in ("worker.yaml", "jobset.yaml"):
+        found = {}
+        for policy in _policies(objects(FOLDER / file)):
+            for rule in policy["rules"]:
+                for code in rule.get("onExitCodes", {}).get("values", ()):
+                    found[str(code)] = rule["action"]
+        assert found == table, file
+
+
+def _policies(value: Any) -> Iterator[Object]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key == "podFailurePolicy":
+                yield part
+            else:
+                yield from _policies(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _policies(part)
