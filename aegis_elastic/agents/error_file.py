@@ -16,6 +16,8 @@ _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?\s*$', re.MULTILINE
 )
 FRAME_CHARS_MAX = 500
+# It goes into one message to the master, with that of the node's other ranks; an exception may print a batch.
+EXCEPTION_CHARS_MAX, LINE_CHARS_MAX, TRACEBACK_CHARS_MAX = 4000, 1000, 16384
 
 
 class RankFailure(NamedTuple):
@@ -76,20 +78,22 @@ def _read_error_file(path: str) -> tuple[str, str, float | None]:
         return nothing
     message = data.get("message")
     if isinstance(message, str):  # the older format, and what torch writes for signals
-        return message, "", _seconds(data.get("timestamp"))
+        return _clean(message)[:EXCEPTION_CHARS_MAX], "", _seconds(data.get("timestamp"))
     if not isinstance(message, dict):
         return nothing
     extra = message.get("extraInfo")
     extra = extra if isinstance(extra, dict) else {}
+    traceback = _clean(extra.get("py_callstack")).split("\n")
     return (
-        _text(message.get("message")),
-        _text(extra.get("py_callstack")),
+        _clean(message.get("message"))[:EXCEPTION_CHARS_MAX],
+        "\n".join(line[:LINE_CHARS_MAX] for line in traceback)[-TRACEBACK_CHARS_MAX:],
         _seconds(extra.get("timestamp")),
     )
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _clean(value: object) -> str:
+    """Text that can be sent: a file's name that is no UTF-8 is none."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def _seconds(value: object) -> float | None:

@@ -32,6 +32,7 @@ from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.core import messages, words
 from aegis_elastic.core.anomalies import Anomaly
 from aegis_elastic.core.messages import BadMessage, Message, MessageType, ReportData, WirePhase
+from aegis_elastic.core.model import Failure
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.report import Report
 
@@ -184,20 +185,23 @@ class PlaneLink:
         identity = self._identity
         data = msgspec.structs.replace(data, heard=self._heard)
         self._reported_s = time.monotonic()
-        self._report = messages.encode(
-            Message(
-                aegis_name=identity.job,
-                aegis_namespace=identity.namespace,
-                pod_name=identity.worker,
-                type=kind,
-                phase=phase,
-                data=data,
-                time_stamp=time.time(),
-                seq_num=seq_num,
-                uid=identity.uid,
-                incarnation=incarnation,
-            )
+        message = Message(
+            aegis_name=identity.job,
+            aegis_namespace=identity.namespace,
+            pod_name=identity.worker,
+            type=kind,
+            phase=phase,
+            data=data,
+            time_stamp=time.time(),
+            seq_num=seq_num,
+            uid=identity.uid,
+            incarnation=incarnation,
         )
+        try:
+            self._report = messages.encode(message)
+        except BadMessage as error:
+            logger.error("told without the ranks' own words: %s", error)
+            self._report = messages.encode(msgspec.structs.replace(message, data=_wordless(data)))
         self._poke()
 
     def note(self, anomalies: Sequence[Anomaly]) -> None:
@@ -420,6 +424,23 @@ class PlaneLink:
         self._jwt = jwt
         now_s, until_s = time.time(), expires_at_s(jwt) or math.inf
         self._renew_at_s = until_s - OWN_RENEWAL_SHARE * (until_s - now_s) if until_s < math.inf else math.inf
+
+
+def _wordless(data: ReportData) -> ReportData:
+    """What must be told whatever ranks and checks have printed."""
+
+    def bare(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        return tuple(
+            msgspec.structs.replace(each, exception=None, last_lines=(), frame="") for each in failures
+        )
+
+    ends = tuple(
+        msgspec.structs.replace(end, reason="", failures=bare(end.failures)) for end in data.independent
+    )
+    reason = data.reason[:500].encode(errors="replace").decode()
+    return msgspec.structs.replace(
+        data, failures=bare(data.failures), independent=ends, reason=reason, checks=(), watched={}
+    )
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -14,6 +14,9 @@ import pytest
 
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.link import Identity, NotJoined, PlaneLink, Refused
+from aegis_elastic.core import messages
+from aegis_elastic.core.messages import MessageType, ReportData, WirePhase
+from aegis_elastic.core.model import Failure
 
 WAIT_S = 30.0
 ME = Identity("ns", "job", "w", "uid", "node", "127.0.0.1", 1)
@@ -102,3 +105,16 @@ def test_another_program_on_the_port_is_the_users_to_mend(join: Join) -> None:
     assert isinstance(item, Refused)
     assert item.usage
     assert "another program answers there" in item.reason
+
+
+@pytest.mark.parametrize("words", ["x" * 500_000, "caf\udce9"])
+def test_whatever_ranks_print_their_failure_is_told(words: str) -> None:
+    link = PlaneLink(ME, ("127.0.0.1", 1), None, Inbox())
+    failures = tuple(Failure(rank, rank, 1.0, exit_code=1, exception=words) for rank in range(4))
+    data = ReportData(failures=failures, reason=words, clues=("hang",))
+    link.report(MessageType.ERROR, WirePhase.COMMAND, 7, 1, data)
+    assert link._report is not None
+    told = messages.decode(link._report).data
+    assert isinstance(told, ReportData)
+    assert [failure.rank for failure in told.failures] == [0, 1, 2, 3]
+    assert told.clues == ("hang",) and len(told.reason) <= 500

@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.run import config_from_args, parse_args
 
+from aegis_elastic.agents.error_file import raised_at
 from aegis_elastic.agents.guard_client import Exited, GuardClient, SpawnError, Stopped
 from aegis_elastic.agents.spares import early
 from aegis_elastic.agents.torch_seam import (
@@ -328,6 +329,17 @@ def test_a_broken_error_file_is_no_error(tmp_path: Path, content: str | None) ->
     failure = failure_of(EXIT, str(path))
     assert (failure.exception, failure.traceback, failure.time_s) == ("", "", EXIT.wall_s)
     assert failure.time == "2023-11-14T22:13:20+00:00"
+
+
+def test_what_an_exception_prints_is_bounded_and_can_be_sent(tmp_path: Path) -> None:
+    path, name = tmp_path / "error.json", os.fsdecode(b"caf\xe9")
+    said = f"FileNotFoundError: {name} of {[*range(50_000)]}"
+    stack = f'  File "train.py", line 7, in load\n    open(name)\n{said}\n'
+    path.write_text(json.dumps({"message": {"message": said, "extraInfo": {"py_callstack": stack}}}))
+    failure = failure_of(EXIT, str(path))
+    assert failure.exception.startswith("FileNotFoundError: caf? of [0, 1") and len(failure.exception) == 4000
+    assert raised_at(failure.traceback) == "train.py:7 load"
+    assert len(failure.traceback.encode()) < 2000
 
 
 ERROR_KEYS = st.sampled_from(["message", "extraInfo", "timestamp"])
