@@ -39,7 +39,15 @@ END_TIMEOUT_S = 90.0
 SETTLED_S = 2.0
 REPLACEMENT_S = 2.0
 SPARE_S = 6.0
-PERSISTENCE = ("--aegis-guard-persistence-s", "2")
+# Seconds instead of minutes: what the defaults wait is set by the user, and no figure of ours.
+PATIENCE = (
+    "--aegis-guard-persistence-s",
+    "2",
+    "--aegis-guard-heartbeat-stale-s",
+    "5",
+    "--aegis-hang-after-s",
+    "5",
+)
 HERE = Path(__file__).parent
 SCRIPTS = {"heavy": "measured_heavy.py", "trainer": "measured_trainer.py"}
 CHEAP_CHECKS = {"io", "gpu", "runtime", "rdma", "hang"}
@@ -59,7 +67,7 @@ def measure(row: Row) -> Parts:
     with tempfile.TemporaryDirectory(prefix="aegis-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         script = (str(HERE / SCRIPTS.get(fault.workload, "measured.py")), name, fault.word, fault.workload)
-        flags = PERSISTENCE if row.fault == "freeze" else ()
+        flags = PATIENCE if row.fault == "freeze" else ()
         with Job(row.launcher, shape, folder, script, fault.workload in LIBRARIES) as job:
             try:
                 for _ in range(shape.nodes):
@@ -162,9 +170,9 @@ def _prove(folder: Path, failures: int, checks: bool) -> None:
 
 
 @cache
-def _has_persistence() -> bool:
+def _has_guard() -> bool:
     said = subprocess.run([sys.executable, *OURS, "--help"], capture_output=True, timeout=60, check=True)
-    return PERSISTENCE[0].encode() in said.stdout
+    return PATIENCE[0].encode() in said.stdout
 
 
 # ------------------------------------------------------------ all rows
@@ -174,8 +182,8 @@ def why_not(row: Row) -> str:
     """Why this row can't be measured; "" if it can."""
     if (row.launcher, row.fault) in NEVER:
         return f"not run: {NEVER[row.launcher, row.fault]}"
-    if row.fault == "freeze" and not _has_persistence():
-        return f"not yet: aegis-run has no {PERSISTENCE[0]}"
+    if row.fault == "freeze" and not _has_guard():
+        return f"not yet: aegis-run has no {PATIENCE[0]}"
     try:
         for peer in (
             LAUNCHERS[row.launcher].peer,

@@ -37,7 +37,7 @@ FAULTS = {
     "heavy": Fault("exit", "heavy", slow=True, what="as exit, with transformers, pandas and scikit-learn"),
     "loader": Fault("exit", "loader", slow=True, what="as exit, with DataLoader workers"),
     "trainer": Fault("exit", "trainer", slow=True, what="as exit, in a Trainer of transformers"),
-    "freeze": Fault("outside", slow=True, what="a rank is stopped (SIGSTOP) and never ends"),
+    "freeze": Fault("outside", slow=True, what="a rank is stopped (SIGSTOP); hangs count after seconds here"),
     "lost": Fault("outside", slow=True, nodes=2, what="a node is lost, a spare waits"),
     "replaced": Fault("outside", slow=True, nodes=2, what="a node is lost, another comes 2 s later"),
 }
