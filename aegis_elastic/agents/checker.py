@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from aegis_elastic.checks.budgets import TORCH
 from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 65536
 
@@ -89,7 +92,10 @@ class Checker:
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self.results.append(msgspec.json.decode(line, type=CheckResult))
+            try:
+                self.results.append(msgspec.json.decode(line, type=CheckResult))
+            except msgspec.MsgspecError:  # some library's words; a result that is missing is told at the end
+                logger.warning("ignored what the checks' process said: %.200r", line)
         if self._alone and len(self.results) == len(self._wanted):
             self.cancel()  # its own end takes longer than most checks
 

@@ -117,7 +117,7 @@ class Looking:
                 self._burn(Request(look.burn_s))
             else:
                 self._check(self._request(look, pids))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             why = f"cannot look at this node: {error}"
             logger.warning("%s", why)
         self._tell(done=True, why=why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 from pathlib import Path
 
 from aegis_elastic.agents.checker import Checker, end_checks, findings_of, start_checks
@@ -42,6 +43,14 @@ def test_checks_that_are_killed_blame_nobodys_hardware(tmp_path: Path) -> None:
     assert [result.finding for result in checker.results] == ["io.crashed", "rdma.crashed"]
     assert {finding.scope for finding in findings_of(checker.results)} == {"software"}
     assert "before this one" in checker.results[0].result
+
+
+def test_what_a_library_prints_among_the_results_ends_nobody(tmp_path: Path) -> None:
+    argv = ["sh", "-c", "cat > /dev/null; echo 'lib: warning'; echo '{}'"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    checker = Checker(_request(tmp_path, "io"), process)
+    _run(checker)
+    assert [result.finding for result in checker.results] == ["io.crashed"]
 
 
 def test_checks_that_are_not_wanted_any_more_end(tmp_path: Path) -> None:
