@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 # Before anything else: what was imported, and which threads run, is the launcher's doing until here.
@@ -75,11 +76,18 @@ def record() -> None:
         "leads": [os.getpid() == os.getsid(0), os.getpid() == os.getpgid(0)],
         "unbuffered": sys.stdout.write_through if hasattr(sys.stdout, "write_through") else None,
     }
-    (Path(os.environ["CORPUS_OUT"]) / f"{rank}.json").write_text(json.dumps(told))
-    print(f"corpus: rank {rank} on stdout")
-    print(f"corpus: rank {rank} on stderr", file=sys.stderr)
+    # In one write each, unlike print: torch's tee splits a line whose end comes late.
+    sys.stdout.write(f"corpus: rank {rank} on stdout\n")
+    sys.stderr.write(f"corpus: rank {rank} on stderr\n")
+    sys.stdout.flush()
+    folder = Path(os.environ["CORPUS_OUT"])
+    (folder / f"{rank}.part").write_text(json.dumps(told))
+    (folder / f"{rank}.part").rename(folder / f"{rank}.json")
     failing, _, code = os.environ.get("CORPUS_EXIT", "").partition(":")
     if failing == rank:
+        # The others are ended for it; they shall have said what they had to.
+        while len(list(folder.glob("*.json"))) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.01)
         sys.exit(int(code))
 
 
