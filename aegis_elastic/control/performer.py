@@ -14,9 +14,9 @@ import msgspec
 from aegis_elastic.bus import names
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.control.config import write_private
-from aegis_elastic.core import journal, messages, orders, report, words
+from aegis_elastic.core import brief, journal, messages, orders, report, words
 from aegis_elastic.core.machine import Transition
-from aegis_elastic.core.messages import Message, MessageType, WirePhase
+from aegis_elastic.core.messages import MESSAGE_BYTES_MAX, Message, MessageType, WirePhase
 from aegis_elastic.core.model import Phase, Status
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ JOURNAL_FILE = "journal.jsonl"
 REPORT_FILE = "report.json"
 STATUS_FILE = "status.json"
 LOG_FILE = "aegis.log"
+# What a message has beside the report in it.
+ENVELOPE_BYTES_MAX = 4096
 
 
 def set_aside(run_dir: Path) -> None:
@@ -116,12 +118,13 @@ class Performer:
         await self._bus.publish(names.order(self._namespace, self._job, worker), words.encode(word))
 
     async def close_job(self, run_dir: Path, book: Journal, status: Status) -> report.Report:
-        """Write the report and send it to everybody who is still there."""
+        """Write the report and send it to everybody who is still there, as far as it fits into a message."""
         final = report.build(book.lines(), status)
         write_private(run_dir / REPORT_FILE, msgspec.json.format(msgspec.json.encode(final), indent=2))
+        told = brief.fitting(final, MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX)
         for pod in (*status.pods, *status.spares):
             if not pod.gone:
-                await self.say(pod.name, words.FinalReport(pod.uid, final))
+                await self.say(pod.name, words.FinalReport(pod.uid, told))
         if status.phase is Phase.FAILED:
             logger.warning("job %s failed: %s", self._job, status.fail_reason)
         return final

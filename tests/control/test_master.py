@@ -247,6 +247,24 @@ def test_an_agent_that_has_ended_is_lost_within_moments_and_waited_for(hold: Hol
     assert {pod["name"]: pod["retries"] for pod in plane.ask()["workers"]} == {"one": 1, "two": 1}
 
 
+def test_a_report_that_no_message_can_carry_keeps_no_job_from_its_end(hold: Hold, agent: MakeAgent) -> None:
+    plane = hold()
+    worker = agent(plane, "a")
+    worker.run()
+    loud = tuple(
+        Failure(rank=rank, local_rank=rank, time=1.0, exit_code=1, last_lines=("x" * 9000,))
+        for rank in range(60)
+    )
+    for _ in range(2):
+        worker.say(MessageType.ERROR, failures=loud, reason="rank 0 ended with exit code 1")
+        worker.obey(Action.TROUBLESHOOT)
+        worker.obey(Action.RUN)
+    worker.say(MessageType.FINISH)
+    report = worker.wait(Farewell).report
+    assert (report.phase, report.recover_count) == ("Succeed", 2) and "shortened" in report.summary
+    assert worker.wait(Order, lambda order: order.action is Action.CLOSE).outcome == "Succeed"
+
+
 def test_whoever_was_started_anew_joins_those_who_live_and_takes_nothing_from_them(
     hold: Hold, agent: MakeAgent
 ) -> None:
