@@ -18,16 +18,12 @@ from aegis_elastic.core import evidence
 from aegis_elastic.core.events import Event, Finish, Noted, Quit
 from aegis_elastic.core.evidence import Conclusion
 from aegis_elastic.core.inquest import Inquest
-from aegis_elastic.core.journal import Adopt, BadJournal, Line, walk
+from aegis_elastic.core.journal import BadJournal, Line, takes_long, walk
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.messages import Message
 from aegis_elastic.core.model import TERMINAL, Phase, Status
 
 logger = logging.getLogger(__name__)
-
-# Lines times workers of a journal that a master reads again when it comes back: about a second. Agents wait
-# for it, and to know the last failure is worth no more than that.
-RECALL_MAX = 20_000_000
 
 
 class InquestDesk:
@@ -110,9 +106,7 @@ class InquestDesk:
     def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
         try:
             lines = list(earlier())
-            adopted = lines[-1].event if lines else None
-            workers = len(adopted.status.pods) if isinstance(adopted, Adopt) else 1
-            if len(lines) * workers > RECALL_MAX:
+            if takes_long(lines):  # to know the last failure is worth no more than that
                 logger.warning("what failed before is not looked up in a journal of %d lines", len(lines))
                 return
             for walked in walk(lines):

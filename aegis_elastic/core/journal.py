@@ -11,7 +11,7 @@ it found in the store: its predecessor may have died between writing the status 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ import msgspec
 from aegis_elastic.core.events import Effect, Event
 from aegis_elastic.core.machine import Transition, create, step
 from aegis_elastic.core.model import JobSpec, Status, digest
+
+# Lines times workers.
+WALK_MAX = 20_000_000
 
 
 class BadJournal(ValueError):
@@ -129,6 +132,15 @@ def _parse(text: bytes | str, where: str) -> Line | BadJournal:
         return _decoder.decode(text)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, bad values
         return BadJournal(f"cannot read the journal at {where}: {error}")
+
+
+def takes_long(lines: Sequence[Line]) -> bool:
+    """Whether to walk a journal that a master goes on with (its last line says so) takes more than a second
+    or so: all agents wait for that master.
+    """
+    adopted = lines[-1].event if lines else None
+    workers = len(adopted.status.pods) if isinstance(adopted, Adopt) else 1
+    return len(lines) * workers > WALK_MAX
 
 
 def walk(lines: Iterable[Line]) -> Iterator[Walked]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aegis_elastic.core.events import Event
-from aegis_elastic.core.journal import BadJournal, Line, walk
+from aegis_elastic.core.journal import BadJournal, Line, takes_long, walk
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.messages import Message
 from aegis_elastic.core.model import Status
@@ -68,7 +68,11 @@ class MetricsDesk:
 
     def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
         try:
-            for walked in walk(earlier()):
+            lines = list(earlier())
+            if takes_long(lines):
+                logger.warning("the metrics begin anew after a journal of %d lines", len(lines))
+                lines = lines[-1:]
+            for walked in walk(lines):
                 self._metrics.follow(walked.line.event, walked.made, walked.line.t)
         except (BadJournal, OSError) as error:
             logger.warning("the metrics begin anew: %s", error)

@@ -11,8 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aegis_elastic.control.desks import Decided, Desks
+from aegis_elastic.core import journal
 from aegis_elastic.core.events import Noted, Saved
-from aegis_elastic.core.journal import Line, walk
+from aegis_elastic.core.journal import Adopt, Line, adopted, line_of, walk
 from aegis_elastic.core.watch import RankUsage, Usage
 from aegis_elastic.observe.desk import MetricsDesk
 from aegis_elastic.observe.endpoint import CLIENTS_MAX
@@ -237,6 +238,17 @@ def test_a_journal_that_makes_no_sense_costs_the_past_only(caplog: pytest.LogCap
     broken = desk([*run.lines, run.lines[0]], 10.0)
     assert "the metrics begin anew" in caplog.text
     assert of(broken)
+
+
+def test_a_long_journal_costs_the_past_too_and_not_the_agents_patience(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run()
+    adopt = line_of(9.0, len(run.lines) + 1, Adopt(run.status), adopted(run.status))
+    monkeypatch.setattr(journal, "WALK_MAX", 2 * len(run.lines))
+    late = desk([*run.lines, adopt], 10.0)
+    assert "the metrics begin anew after a journal of" in caplog.text
+    assert of(late)["aegis_incarnation", ()] == 1
 
 
 def test_a_worker_that_makes_up_names_makes_no_series_without_end() -> None:
