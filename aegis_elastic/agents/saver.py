@@ -25,7 +25,7 @@ from aegis_elastic.agents.guard_client import (
     Stopped,
 )
 from aegis_elastic.agents.watchers import Watched
-from aegis_elastic.worker.environment import without_secrets
+from aegis_elastic.worker.environment import as_given
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Saver:
 
     def _one_life(self) -> str:
         """Start it below a guard, and say how it ended. What it leaves behind ends with the guard."""
-        environment = {**without_secrets(os.environ), "TORCHELASTIC_RUN_ID": self._run_id}
+        environment = {**as_given(os.environ), "TORCHELASTIC_RUN_ID": self._run_id}
         try:
             guard = GuardClient.start(f"saver of {self._run_id}")
         except GuardError as error:

@@ -28,6 +28,14 @@ def set_for_ourselves(env: MutableMapping[str, str], **wanted: str) -> None:
     env[OUR_OWN] = ",".join(name for name in names if name)
 
 
+def as_given(env: Mapping[str, str]) -> dict[str, str]:
+    """A copy of ``env`` for a program of the user's: without secrets, and without what we set for ourselves."""
+    given = without_secrets(env)
+    for name in given.pop(OUR_OWN, "").split(","):
+        given.pop(name, None)
+    return given
+
+
 def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of ``env`` for a rank: without secrets, with our site folder first on PYTHONPATH.
 
@@ -35,9 +43,7 @@ def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
     package lies under a folder that PYTHONPATH can't express (its name holds the path separator), only the
     secrets go.
     """
-    prepared = without_secrets(env)
-    for name in prepared.pop(OUR_OWN, "").split(","):
-        prepared.pop(name, None)
+    prepared = as_given(env)
     if os.pathsep in SITE_DIR:
         return prepared
     original = prepared.get("PYTHONPATH")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from aegis_elastic.worker.environment import MARKER, SECRETS, SITE_DIR, prepare_env, set_for_ourselves
+from aegis_elastic.worker.environment import MARKER, SECRETS, SITE_DIR, as_given, prepare_env, set_for_ourselves
 
 
 def test_the_site_folder_comes_first_and_the_users_path_stays_behind_it() -> None:
@@ -39,3 +39,4 @@ def test_what_we_set_for_ourselves_is_as_before_for_the_ranks() -> None:
     set_for_ourselves(env, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE")
     assert (env["TORCH_CPP_LOG_LEVEL"], env["GRPC_VERBOSITY"]) == ("INFO", "NONE")
     assert prepare_env(env).keys() - {"PYTHONPATH", MARKER} == {"TORCH_CPP_LOG_LEVEL"}
+    assert as_given({**env, SECRETS[0]: "x"}) == {"TORCH_CPP_LOG_LEVEL": "INFO"}
