@@ -36,7 +36,9 @@ DAY_S = 86400.0
 # Records from a clock that ran ahead by more than this are not believed.
 SKEW_S = 3600.0
 ENTRIES_MAX = 256
-STALE_LOOKS = 6
+STALE_LOOKS = 3
+# A busy machine looks later than it should.
+STALE_S_MIN = 30.0
 
 
 class Action(str, enum.Enum):
@@ -252,10 +254,10 @@ def _persistence(seen: Seen, anchor: Anchor | None, now: float, policy: Guard) -
 
 
 def stale_s(policy: Guard) -> float:
-    """How long an anchor is worth something without anybody having looked: a few looks, or the time that a
-    condition must hold anyway.
+    """How long an anchor is worth something without anybody having looked: a few looks, or a part of the time
+    that a condition must hold, since what came and went in a hole hasn't held.
     """
-    return max(policy.persistence_s, STALE_LOOKS * policy.look_s)
+    return max(STALE_S_MIN, policy.persistence_s / 3, STALE_LOOKS * policy.look_s)
 
 
 def cooling_s(node: NodeGuard, now: float, policy: Guard) -> float:

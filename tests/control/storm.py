@@ -142,6 +142,8 @@ class Cluster:
         self.meant: dict[str, Master] = {}
         self.counted: dict[str, set[str]] = defaultdict(set)
         self.unsettled: set[str] = set()
+        self.last_look: dict[str, float] = {}
+        self.watched_since: dict[str, float] = {}
         self.judged: set[str] = set()
 
     async def run(self) -> None:
@@ -199,7 +201,8 @@ class Cluster:
         looked = master.verified.get(node.name)
         if looked is None or not looked.bad or looked.at < master.collected.get(node.name, now):
             raise Broken(f"{now}: {node.name} is acted on without having been looked at again")
-        watched = any(up.steady_since <= now - 1800 for up in self.masters)
+        # Only what somebody has looked at all the time can't have come and gone unseen.
+        watched = self.watched_since.get(node.name, now) <= now - policy.persistence_s - LOOK_S
         bad_s = now - node.bad_since if node.bad_since is not None else 0.0
         quick = bad_s < policy.persistence_s and node.bad(now, policy)
         if watched and quick:
@@ -226,6 +229,15 @@ class Cluster:
         unhelped = deed.outcome in (Outcome.DONE, Outcome.UNKNOWN) and seen is not None and seen.bad
         if unhelped and not any(f"no_help.{deed.id}" in page for _, page in self.pages):
             raise Broken(f"{deed.worker}: {deed.id} did not help, and the page about that was never sent")
+
+    def note_look(self, node: Node) -> None:
+        """Somebody looks at it. It takes a frozen node two minutes to be bad again: a shorter hole hides
+        none.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self.last_look.get(node.name, -DAY_S) > self.policy.guard.heartbeat_stale_s:
+            self.watched_since[node.name] = now
+        self.last_look[node.name] = now
 
     def has_anchor(self, node: Node) -> bool:
         """Whether somebody has seen it bad and nobody has cleared that away."""
@@ -288,7 +300,6 @@ class Master:
         self.store = MemoryStore(cluster.backend)
         self.verified: dict[str, Looked] = {}
         self.collected: dict[str, float] = {}
-        self.steady_since = asyncio.get_running_loop().time()
         self.keeper = cluster.keeper(_Shaky(self), "job", name, cluster.policy, self)  # type: ignore[arg-type]
 
     async def run(self) -> None:
@@ -326,7 +337,6 @@ class Master:
             for lease in self.store._leases:
                 lease._keeper.cancel()
             await asyncio.sleep(self.rng.choice([20.0, 90.0, 700.0, 1500.0]))
-            self.steady_since = asyncio.get_running_loop().time()
         elif chance < 0.14 + self.cluster.sleepy:
             await asyncio.sleep(self.rng.uniform(0.01, 5))
 
@@ -340,6 +350,7 @@ class Master:
         node = self._node(case)
         bad = node.bad(self.now(), self.cluster.policy.guard)
         self.verified[node.name] = Looked(self.now(), bad)
+        self.cluster.note_look(node)
         return bad, True
 
     async def collect(self, case: Case) -> str:
