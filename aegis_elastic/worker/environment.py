@@ -29,7 +29,7 @@ def set_for_ourselves(env: MutableMapping[str, str], **wanted: str) -> None:
 
 
 def as_given(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy of ``env`` for a program of the user's: without secrets, and without what we set for ourselves."""
+    """A copy of ``env`` for the user's programs: without secrets, and without what we set for ourselves."""
     given = without_secrets(env)
     for name in given.pop(OUR_OWN, "").split(","):
         given.pop(name, None)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
-from aegis_elastic.worker.environment import MARKER, SECRETS, SITE_DIR, as_given, prepare_env, set_for_ourselves
+from aegis_elastic.worker.environment import (
+    MARKER,
+    SECRETS,
+    SITE_DIR,
+    as_given,
+    prepare_env,
+    set_for_ourselves,
+)
 
 
 def test_the_site_folder_comes_first_and_the_users_path_stays_behind_it() -> None:
