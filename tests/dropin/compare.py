@@ -35,12 +35,12 @@ def _new(theirs: Any, ours: Any) -> bool:
 ALLOWED = (
     Allowed(
         "environ.MASTER_ADDR",
-        lambda theirs, ours: theirs is not None and ours.count(".") == 3,
+        lambda theirs, ours: theirs is not None and str(ours).count(".") == 3,
         "the node's address instead of its name: no resolver can come between ranks",
     ),
     Allowed(
         "environ.MASTER_PORT",
-        lambda theirs, ours: theirs is not None and (ours == "{port}" or ours.isdigit()),
+        lambda theirs, ours: theirs is not None and (ours == "{port}" or str(ours).isdigit()),
         "every incarnation has a store of its own, on a port of its own",
     ),
     Allowed(
