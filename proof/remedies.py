@@ -120,7 +120,8 @@ def _marked(e: Edge) -> Marks:
     if label.startswith("Unmark "):
         verdict = Verdict.SLOW if label.endswith("slow") else Verdict.DESYNC
         return tuple(m for m in a.marks if (m.node_name, m.verdict) != (node, verdict))
-    if label == "Evict":
+    if label in ("Evict", "EvictGone"):
+        node = node or e.move.worker
         near = a.saved_at == NOW
         return tuple(
             msgspec.structs.replace(m, evict="yes", safe=m.safe and (near or m.verdict is not Verdict.SLOW))

@@ -24,6 +24,21 @@ ACCEPTED: dict[str, str] = {
     "return s.phase is not Phase.PENDING or len(s.pods) == s.spec.worker_num or s.deadline == 0.0": (
         "outside Pending the deadline is 0 where everybody has finished (NothingLeftStanding)"
     ),
+    "machine.node_facts: dropped: if not any((mark.node_name == e.node_name for mark in s.marks)):: "
+    "def _evict(s: Status, e: Evict, now: float) -> Transition:": (
+        "where nothing is marked no mark changes, which is refused two lines further on in other words"
+    ),
+    "machine.guards: filter dropped: "
+    "return next((mark for mark in ready if mark.node_name in seated), None)": (
+        "noticed in the world `moved marks`, which is too large to hunt in, and by a scenario (eviction.txt)"
+    ),
+    "machine.node_facts: 30.0 -> 31.0: BOUNDARY_S = 30.0": (
+        "a checkpoint is recent or long ago in the worlds; how many seconds that is is a choice, no property"
+    ),
+    "machine.node_facts: dropped: node = msgspec.structs.replace(before, until=e.until): "
+    "if before is not None and (before.reason, before.kind) == (e.reason, e.kind):": (
+        "who found the fault and when is for people; the node is refused all the same"
+    ),
     "machine.decisions: max -> min: worst = max(pod.retries for pod in s.pods)": (
         "the number is for the reason's text only"
     ),

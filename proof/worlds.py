@@ -139,6 +139,7 @@ ELASTIC: tuple[World, ...] = (
     _world("hangs", spec(2, 1, budget=1), 3, "finish join hung act fit", formed=True),
     _world("holds", spec(2, 1, budget=1), 2, "finish lost join error hold expire quit", formed=True),
     _world("renewals", spec(2, 1, budget=1), 3, "finish lost join broken fit expire", formed=True),
+    _world("moved marks", spec(1, 1, budget=1), 2, "finish lost join slow saved", formed=True),
     _world("stuck", spec(2, 2, budget=1), 2, "finish error join progress", formed=True),
 )
 
@@ -279,6 +280,12 @@ def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
         yield Move("Hold", "", Hold("storage is down", NOW + 100.0))
         yield Move("Release", "", Release("storage is back"))
         yield Move("HoldOver", "", Hold("too late", NOW))
+    if "slow" in on:
+        # A mark stays with its node when the worker moves on: nobody is there who could leave.
+        seated = {pod.node_name for pod in s.pods}
+        for mark in s.marks:
+            if mark.node_name not in seated:
+                yield Move("EvictGone", mark.node_name, Evict(mark.node_name, "persisted"))
     if "taint" in on:
         for node in s.error_nodes:
             yield Move("Untaint", node.node_name, Untaint(node.node_name, "repaired"))
@@ -396,6 +403,7 @@ SMALL: tuple[World, ...] = (
     _world("earning", spec(1, 1, budget=1, decay=1), 1, "finish error saved", formed=True),
     _world("small renewals", spec(2, 1, budget=2), 2, "finish join broken io error", formed=True),
     _world("late renewals", spec(1, 1, budget=1), 2, "finish join io fit expire error", formed=True),
+    _world("held renewals", spec(1, 1, budget=2), 1, "finish join broken error hold", formed=True),
     _world("replaced renewals", spec(2, 1, budget=2), 3, "finish join io fit error", formed=True),
     _world("spared", spec(2, 0, least=1, budget=1), 2, "finish slow saved expire", formed=True),
     _world("small hangs", spec(2, 1, budget=1), 2, "finish hung act", formed=True),
