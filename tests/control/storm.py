@@ -30,8 +30,9 @@ LOOK_S = 60.0
 # Whatever is wrong for so long has led to an action or a page, though both masters may have been away a
 # while.
 FOLLOW_UP_S = 2 * 3600.0
-LONG = Guard(look_s=60.0)
-SHORT = Guard(escalation_s=240.0, act_timeout_s=200.0, look_s=60.0)
+# These masters die every few minutes, so an anchor must outlive more looks that were missed than by default.
+LONG = Guard(look_s=120.0)
+SHORT = Guard(escalation_s=240.0, act_timeout_s=200.0, look_s=120.0)
 
 
 class Broken(AssertionError):
