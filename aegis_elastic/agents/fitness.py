@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from torch.distributed import TCPStore
 
+from aegis_elastic.agents import requests
 from aegis_elastic.agents.checker import Checker, start_checks
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.requests import CheckSettings
@@ -73,7 +74,7 @@ class Fitness:
             worker=self._me.worker,
             node=self._me.node_name,
             paths={"shm": "/dev/shm", **self._settings.paths},
-            expected_gpus=self._settings.gpus or (max(self._gpus, self._me.nproc) if self._gpus else None),
+            expected_gpus=requests.expected_gpus(self._settings, self._gpus, self._me.nproc),
             world=self._own_world() if "health" in self._checks else None,
             budgets_s=dict(self._settings.budgets_s),
         )
@@ -91,7 +92,7 @@ class Fitness:
             local_world_size=self._me.nproc,
             master_addr=self._me.node_ip,
             master_port=self._store.port,
-            device="cuda" if self._gpus else "cpu",
+            device=requests.device_of(self._gpus, self._me.nproc),
             tag=NAME,
         )
 

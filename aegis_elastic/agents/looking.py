@@ -20,7 +20,7 @@ import msgspec
 from aegis_elastic.agents import burning
 from aegis_elastic.agents.checker import Checker, start_checks
 from aegis_elastic.agents.link import Identity
-from aegis_elastic.agents.requests import CheckSettings, count_gpus
+from aegis_elastic.agents.requests import CheckSettings, count_gpus, device_of, expected_gpus
 from aegis_elastic.agents.watchers import Watched
 from aegis_elastic.checks.burn_words import Progress, Request
 from aegis_elastic.checks.request import CheckRequest, World
@@ -125,15 +125,14 @@ class Looking:
     def _request(self, look: Look, pids: dict[int, int]) -> CheckRequest:
         world = None
         if look.world:
-            device = "cuda" if self._gpus else "cpu"
+            device = device_of(self._gpus, int(look.world.get("localWorldSize", 1)))
             world = msgspec.convert({**look.world, "device": device}, World)
-        expected = self._settings.gpus
         return CheckRequest(
             checks=look.checks,
             worker=self._me.worker,
             node=self._me.node_name,
             paths={"shm": "/dev/shm", **self._settings.paths},
-            expected_gpus=(self._gpus or None) if expected is None else expected,
+            expected_gpus=expected_gpus(self._settings, self._gpus, self._me.nproc),
             world=world,
             rank_pids=pids,
             budgets_s={**self._settings.budgets_s, **look.budgets_s},

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from aegis_elastic.agents.link import Identity
 from aegis_elastic.agents.stores import split
@@ -16,6 +19,7 @@ from aegis_elastic.core.ranks import Seat
 from aegis_elastic.core.recovery import COLLECTIVE_CHECKS
 
 _MEETING_CHECKS = frozenset({"health", *COLLECTIVE_CHECKS})
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"nvidia\d+")
 # Clues for which the ranks are looked at before they are stopped: who waits for whom is seen only then.
 _OF_A_HANG = frozenset({"hang", "collective_timeout"})
@@ -38,6 +42,26 @@ def count_gpus() -> int:
     find.
     """
     return sum(1 for entry in Path("/dev").iterdir() if _DEVICE.fullmatch(entry.name))
+
+
+def expected_gpus(settings: CheckSettings, gpus: int, ranks: int) -> int | None:
+    """How many GPUs the checks are to find: what the user says, else what the node shows.
+
+    Somewhat fewer than ranks, and some are missing, for which the node leaves. But ranks may also share GPUs,
+    or need none: a job on processors must not cost a cluster its nodes.
+    """
+    if settings.gpus is not None:
+        return settings.gpus
+    missing = gpus < ranks < 2 * gpus and _VISIBLE not in os.environ
+    return (ranks if missing else gpus) or None
+
+
+def device_of(gpus: int, ranks: int) -> str:
+    """What a process group of a node's ranks computes on: GPUs, if there is one for each that it can see."""
+    seen = os.environ.get(_VISIBLE)
+    if seen is not None:
+        gpus = min(gpus, sum(1 for name in seen.split(",") if name.strip() not in ("", "-1")))
+    return "cuda" if torch.version.cuda and ranks <= gpus else "cpu"
 
 
 def needs_store(order: Order) -> bool:
@@ -82,15 +106,12 @@ def check_request(
         world = world_of(order, seat, order.store, gpus)
     elif needs_store(order):
         checks = tuple(check for check in checks if check not in _MEETING_CHECKS)
-    expected = settings.gpus
-    if expected is None and gpus:
-        expected = max(gpus, seat.nproc)
     return CheckRequest(
         checks=checks,
         worker=me.worker,
         node=me.node_name,
         paths={"shm": "/dev/shm", **settings.paths},
-        expected_gpus=expected,
+        expected_gpus=expected_gpus(settings, gpus, seat.nproc),
         world=world,
         baseline=dict(baseline),
         budgets_s=dict(settings.budgets_s),
@@ -110,6 +131,6 @@ def world_of(order: Order, seat: Seat, store: str, gpus: int, tag: str = "") -> 
         local_world_size=seat.nproc,
         master_addr=host,
         master_port=port,
-        device="cuda" if gpus else "cpu",
+        device=device_of(gpus, seat.nproc),
         tag=tag or str(order.seq_num),
     )

@@ -186,7 +186,7 @@ def _add_checks(add: _Adder) -> None:
     add(
         "gpus-per-node",
         "How many GPUs each node should have: a node on which the checks find fewer is isolated. The default "
-        "is what the node shows at the start, and at least one for each rank if it shows any.",
+        "is what the node shows at the start, or one for each rank if it shows somewhat fewer than those.",
         type=_whole(0),
         metavar="N",
     )
