@@ -33,6 +33,8 @@ PROBE_BUDGET_S = 30.0
 # The checks' process ends a check at its budget; this much later it is hanging itself.
 PROBE_PATIENCE_S = PROBE_BUDGET_S + 15.0
 
+_CHECKING = (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
+
 Page = Callable[[str, str, bool], None]
 
 
@@ -70,7 +72,7 @@ class BrakeDesk:
     def heard(self, message: Message, now_s: float) -> None:
         """See `Desk.heard`: keep what the checks of this round found."""
         status = self._status
-        if status is None or status.phase is not Phase.TROUBLESHOOTING or status.held:
+        if status is None or status.phase not in _CHECKING or status.held:
             return
         if message.type is not MessageType.FINISH or message.seq_num != status.seq_num:
             return
@@ -83,7 +85,8 @@ class BrakeDesk:
             if isinstance(event, Finish):
                 self._reported[pod.name] = Round(pod.node_name, self._now(), event.findings)
         workers = [pod.name for pod in status.pods]
-        self._found = correlation.judge(self._reported, workers, self._now(), self._policy.guard)
+        judge = correlation.all_broken if status.phase is Phase.BOOT_CHECKING else correlation.judge
+        self._found = judge(self._reported, workers, self._now(), self._policy.guard)
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """See `Desk.followed`."""
@@ -111,6 +114,10 @@ class BrakeDesk:
             text = f"would wait, but the policy is to observe: {found.reason}"
             self._page("would.hold", text, True)
             return (Noted("", "", "guard.would_hold", text, now),)
+        if self._status is not None and self._status.phase is Phase.BOOT_CHECKING:
+            why = f"{found.reason}: nobody is isolated, and training can't start"
+            self._page(f"brake.{self._seq_num}", f"BRAKE: {why}", True)
+            return (Quit(why),)
         if self._holds == 0:
             self._since = now
         left_s = self._since + guard.hold_max_s - now

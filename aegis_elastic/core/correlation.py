@@ -69,6 +69,22 @@ def judge(
     return None
 
 
+def all_broken(
+    reported: Mapping[str, Round], workers: Collection[str], now: float, policy: Guard
+) -> Together | None:
+    """A first check that condemns every node, which is none's fault: a flag, a driver, a check of ours is
+    wrong. Some broken nodes at the start are just that, and others are there to take their places.
+    """
+    if not workers or any(worker not in reported for worker in workers):
+        return None
+    rounds = [reported[worker] for worker in workers]
+    nodes, broken = {each.node_name for each in rounds}, _broken(rounds, now, policy)
+    if len(nodes) < policy.brake_nodes or len(broken) < len(nodes):
+        return None
+    codes = ", ".join(sorted(set(broken.values())))
+    return Together(CORRELATED, f"the first checks find all {len(nodes)} nodes broken ({codes})")
+
+
 def wait_s(times: int, policy: Guard, *, probed: bool) -> float:
     """How long to wait before everybody looks again, the `times`th time (from 0) in this recovery.
 

@@ -293,6 +293,30 @@ def test_the_brake_holds_ever_longer_isolates_nobody_and_ends_at_its_bound() -> 
     assert pages[0].startswith("BRAKE: 2 of 4 nodes are found broken together")
 
 
+@pytest.mark.parametrize("broken", [1, 2])
+def test_first_checks_that_condemn_every_node_end_the_job_and_condemn_nobody(broken: int) -> None:
+    recorded, pages = Recorded(2), list[str]()
+    recorded.status = msgspec.structs.replace(
+        recorded.status,
+        phase=Phase.BOOT_CHECKING,
+        pods=tuple(msgspec.structs.replace(pod, finished=False) for pod in recorded.status.pods),
+    )
+    desk = BrakeDesk(
+        lambda event: None, Policy(), lambda key, text, urgent: pages.append(text), {}, now=lambda: 1000.0
+    )
+    desk.followed(recorded.status, ())
+    for number in range(2):
+        desk.heard(finish(recorded, f"w{number}", *([GPU] if number < broken else [])), 0.0)
+    events = desk.turn(0.0)
+    if broken == 1:
+        assert (events, pages) == ((), []), "a broken node is a broken node"
+        return
+    recorded.everybody_finishes(100, *events, findings=(GPU,))
+    assert recorded.status.phase is Phase.FAILED and not recorded.status.error_nodes
+    assert "the first checks find all 2 nodes broken (gpu.missing)" in recorded.status.fail_reason
+    assert len(pages) == 1
+
+
 def test_observing_the_brake_says_what_it_would_do() -> None:
     recorded = Recorded(2)
     desk, pages = brake(Policy(mode="observe"), recorded, lambda: 1000.0)
