@@ -406,6 +406,7 @@ SMALL: tuple[World, ...] = (
     _world("held renewals", spec(1, 1, budget=2), 1, "finish join broken error hold", formed=True),
     _world("replaced renewals", spec(2, 1, budget=2), 3, "finish join io fit error", formed=True),
     _world("spared", spec(2, 0, least=1, budget=1), 2, "finish slow saved expire", formed=True),
+    _world("lost while hung", spec(1, 1, budget=1), 1, "finish lost restart hung act", formed=True),
     _world("small hangs", spec(2, 1, budget=1), 2, "finish hung act", formed=True),
     _world("long holds", spec(1, 1, budget=2), 1, "finish lost join hold expire", formed=True),
     _world("small holds", spec(2, 0, budget=1), 2, "finish lost error hold hardware expire", formed=True),
