@@ -28,6 +28,10 @@ ACCEPTED: dict[str, str] = {
     "def _evict(s: Status, e: Evict, now: float) -> Transition:": (
         "where nothing is marked no mark changes, which is refused two lines further on in other words"
     ),
+    "machine.node_facts: Eq -> NotEq: "
+    "if before is not None and (before.reason, before.kind) == (e.reason, e.kind):": (
+        "as for the line that it guards: who found the fault and when is for people"
+    ),
     "machine.guards: filter dropped: "
     "return next((mark for mark in ready if mark.node_name in seated), None)": (
         "noticed in the world `moved marks`, which is too large to hunt in, and by a scenario (eviction.txt)"
