@@ -190,7 +190,8 @@ class PlaneHost:
         """Notice the plane's end, and start it again while we are here."""
         while not self._closing.is_set():
             assert self._holder is not None
-            with contextlib.suppress(OSError):
+            # Words that are none come from a plane in its last moments; what follows is the same as its end.
+            with contextlib.suppress(OSError, ValueError):
                 self._hear(self._holder)
             if self._closing.is_set():
                 return
