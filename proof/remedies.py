@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from aegis_elastic.core import recovery
 from aegis_elastic.core.events import Dismiss, Page, Renew
 from aegis_elastic.core.model import (
     RECOVERING,
@@ -344,11 +345,12 @@ def _failed_again(e: Edge) -> bool:
         return True
     root = next(p.name for p in a.pods if p.failed)
     again = a.last_root == root and a.highest_step >= 0 and a.highest_step <= a.last_step
-    level = a.last_level if again else 0
+    level = a.last_level if again and recovery.POSITION_CLUE not in a.clues else 0
+    renews = level == 1 or (level == 0 and recovery.CONTAINER_CLUE in a.clues)
     pages = [x for x in e.transition.effects if isinstance(x, Page)]
     wanted = [p.name for p in b.pods if p.renew]
     return (
-        wanted == ([root] if level == 1 else [])
+        wanted == ([root] if renews else [])
         and len(pages) == (level == 2)
         and b.last_level == (2 if level == 2 else 1)
         and (b.last_root, b.last_step) == (root, a.highest_step)

@@ -32,6 +32,10 @@ ACCEPTED: dict[str, str] = {
     "if before is not None and (before.reason, before.kind) == (e.reason, e.kind):": (
         "as for the line that it guards: who found the fault and when is for people"
     ),
+    "machine.decisions: retries= dropped: "
+    "pods = (*(pod for pod in s.pods if not pod.gone), edit(seated, retries=s.recover_count))": (
+        "the count is above 0 in Pending after a requeue only, which the worlds don't have (requeue.txt does)"
+    ),
     "machine.guards: filter dropped: "
     "return next((mark for mark in ready if mark.node_name in seated), None)": (
         "noticed in the world `moved marks`, which is too large to hunt in, and by a scenario (eviction.txt)"

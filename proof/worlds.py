@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from aegis_elastic.core import recovery
 from aegis_elastic.core.events import (
     Act,
     Error,
@@ -55,6 +56,8 @@ SEQ, INCARNATION, STEP, NOW = 10, 5, 100, 1.0
 EXPIRED = NOW
 # A checkpoint so old that it is no boundary any more.
 LONG_AGO = -1000.0
+# The clues that decide more than which checks are run.
+DECISIVE = (recovery.POSITION_CLUE, recovery.CONTAINER_CLUE)
 # The step to which that of the newest checkpoint is put back.
 SAVED = 5
 
@@ -160,7 +163,7 @@ def canonical(s: Status) -> Status:
         deadline=_canonical_time(s.deadline),
         store="",
         checks=(),
-        clues=(),
+        clues=tuple(clue for clue in s.clues if clue in DECISIVE and s.phase is Phase.RUN_COMMAND),
         root=next((pod.name for pod in s.pods if pod.failed), ""),
         reschedules=0,
         evictions=0,
@@ -328,6 +331,10 @@ def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
     yield Move("Finish", who, finish(s, pod, store=held))
     if "error" in on:
         yield Move("Error", who, error(s, pod, store=held))
+    if "progress" in on:
+        for clue in DECISIVE:
+            told = msgspec.structs.replace(error(s, pod), clues=(clue,))
+            yield Move(f"Error {clue}", who, told)
     if "offer" in on and s.phase is Phase.PENDING and not pod.store:
         yield Move("Offer", who, Offer(who, pod.uid, address(who)))
     if pod.finished:
