@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import selectors
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aegis_elastic.agents.guard_client import Exited, GatePassed, GuardClient, Held, RankSpec, SpareGone
+from aegis_elastic.agents.guard_client import (
+    Exited,
+    GatePassed,
+    GuardClient,
+    Held,
+    RankSpec,
+    SpareGone,
+    Stopped,
+)
 from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.gate import LATE
 
@@ -104,11 +113,26 @@ class Stage:
         self.go(spec)
         return self.end(spec)
 
+    def _wait_gone(self, pid: int) -> None:
+        """The guard may tell of a rank that is still on its way out; what it says there counts, too."""
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        with selectors.DefaultSelector() as selector:
+            selector.register(process, selectors.EVENT_READ)
+            assert selector.select(PATIENCE_S), f"rank {pid} does not end"
+        os.close(process)
+        self.guard.stop(0.0)
+        while not isinstance(event := self.guard.wait_event(PATIENCE_S), Stopped):
+            assert event is not None, "the guard says nothing of the stop"
+
     def end(self, spec: RankSpec) -> End:
         """Wait for the rank's end and read what it left."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not isinstance(event := self.guard.wait_event(deadline_s - time.monotonic()), Exited):
             assert isinstance(event, GatePassed), event
+        self._wait_gone(event.pid)
         error = self.folder / "error.json"
         return End(
             (event.exit_code, event.signal),
