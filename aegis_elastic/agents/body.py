@@ -59,15 +59,15 @@ from aegis_elastic.worker.environment import prepare_env
 
 logger = logging.getLogger(__name__)
 
-
 @dataclass(frozen=True)
 class Settings:
     """What the user may set of the agent. Times in seconds; `signals` end the launcher, others are passed
-    on.
+    on. `grace_given`: somebody asked for `fault_grace_s`.
     """
 
     meeting: Meeting
     fault_grace_s: float = 1.0
+    grace_given: bool = False
     shutdown_timeout_s: float = 30.0
     signals: frozenset[int] = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
     checks: CheckSettings = field(default_factory=CheckSettings)
@@ -98,7 +98,7 @@ class Guard(Protocol):
 
     def events(self) -> list[Event]: ...
 
-    def stop(self, grace_s: float, signum: int = ..., patient: bool = ...) -> None: ...
+    def stop(self, grace_s: float, signum: int = ..., patient: bool = ..., heed: bool = ...) -> None: ...
 
     def signal(self, signum: int) -> None: ...
 
@@ -294,7 +294,9 @@ class NodeBody(SeamAgent):
             self._stop_began_s = time.monotonic()
             if grace_s is None:
                 # training is to begin again: nobody is waited for who doesn't hear that it ends
-                self._guard.stop(self._set.fault_grace_s, patient=False)
+                # A grace that somebody asked for is given to all who don't refuse it.
+                heed = not self._set.grace_given
+                self._guard.stop(self._set.fault_grace_s, patient=False, heed=heed)
             else:
                 self._guard.stop(grace_s)
 

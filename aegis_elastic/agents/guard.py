@@ -209,7 +209,7 @@ class Guard:
             elif operation == "signal":
                 self._signal_ranks(command["signum"])
             elif operation == "stop":
-                self._stop(command["signum"], command["grace_s"], command["patient"])
+                self._stop(command["signum"], command["grace_s"], command["patient"], command["heed"])
             elif operation == "hold":
                 self._spares.hold(command["spare"], command["rank"])
             elif operation == "drop":
@@ -294,14 +294,14 @@ class Guard:
         told = [pid for rank in self._alive() for pid in programs_of(rank.pid)]
         return [pid for pid in told if send_signal(pid, signum)]
 
-    def _stop(self, signum: int, grace_s: float, patient: bool) -> None:
+    def _stop(self, signum: int, grace_s: float, patient: bool, heed: bool) -> None:
         if self._phase == KILL:
             return  # already the strongest form; its "stopped" is on the way
         if grace_s > 0:
             self._phase, self._deadline_s = TERM, time.monotonic() + grace_s
             self._look_s = time.monotonic() + LOOK_S
             told = [pid for rank in self._alive() for pid in programs_of(rank.pid)]
-            self._before = {} if patient else {pid: standing(pid) for pid in told}
+            self._before = {} if not heed else {pid: standing(pid) for pid in told}
             self._asked = [pid for pid in told if send_signal(pid, signum)]
             if not patient:
                 self._asked = [pid for pid in self._asked if not ignores(pid, signum)]

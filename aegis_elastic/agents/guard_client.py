@@ -259,7 +259,9 @@ class GuardClient:
         """Send a signal to every living rank and the programs that it runs, not to its helper processes."""
         self._send({"op": "signal", "signum": int(signum)})
 
-    def stop(self, grace_s: float, signum: int = DEFAULT_STOP_SIGNAL, patient: bool = True) -> None:
+    def stop(
+        self, grace_s: float, signum: int = DEFAULT_STOP_SIGNAL, patient: bool = True, heed: bool = False
+    ) -> None:
         """End the generation: ``signum`` to every rank as ``signal`` does, SIGKILL to every descendant when
         all ranks are gone or after ``grace_s`` (0: at once). Returns immediately; ``Stopped`` follows. A
         second call shortens or renews the grace. Does nothing but leave a ``GuardDied`` if the guard is
@@ -267,8 +269,9 @@ class GuardClient:
 
         Args:
             patient: give the grace to ranks that ignore the signal, too; they can't know that it runs.
+            heed: give it only to ranks that show that they can have heard the signal.
         """
-        self._send({"op": "stop", "signum": int(signum), "grace_s": grace_s, "patient": patient})
+        self._send({"op": "stop", "signum": int(signum), "grace_s": grace_s, "patient": patient, "heed": heed})
 
     def events(self) -> list[Event]:
         """What has happened since the last call; never waits."""

@@ -89,9 +89,8 @@ def _add_protection(add: _Adder) -> None:
     add(
         "fault-grace-s",
         "Seconds that the other ranks have between SIGTERM and SIGKILL after a failure; ranks that ignore "
-        "SIGTERM have none. The default is 1. "
+        "SIGTERM have none. The default is 1, and less for ranks that are stuck where no signal is heard. "
         "(--shutdown-timeout governs signals that you send and the end of the job.)",
-        1.0,
         type=_seconds(at_least_zero=True),
         metavar="SECONDS",
     )

@@ -339,6 +339,7 @@ class Launcher:
         settings = Settings(
             meeting=meeting,
             fault_grace_s=options.aegis.fault_grace_s,
+            grace_given=options.aegis.grace_given,
             shutdown_timeout_s=float(getattr(config, "shutdown_timeout", None) or 30),
             signals=signals,
             warm_spares=options.aegis.warm_spares,

@@ -28,6 +28,7 @@ from aegis_elastic.launch.parser import make_parser, resolve_environment
 __all__ = ["AegisOptions", "Endpoint", "Options", "UsageError", "parse"]
 
 MAX_RESTARTS_DEFAULT = 3
+FAULT_GRACE_S = 1.0
 LOCAL_ADDRESS = "127.0.0.1"  # torch's default for --master-addr
 STATIC_PORT = 29500  # torchrun's for --master-addr without --master-port
 C10D_PORT = 29400  # torchrun's for --rdzv-endpoint=HOST
@@ -57,6 +58,7 @@ class AegisOptions:
     bootcheck: str
     troubleshoot: str
     fault_grace_s: float
+    grace_given: bool
     warm_spares: str
     report: Path | None
     run_dir: Path | None
@@ -275,6 +277,8 @@ def _aegis_options(
         and not guard_flags.is_ours(name)
     }
     own["worker_name"] = own["worker_name"] or (host if explicit_rank is None else f"{host}-{explicit_rank}")
+    own["grace_given"] = own["fault_grace_s"] is not None
+    own["fault_grace_s"] = own["fault_grace_s"] if own["grace_given"] else FAULT_GRACE_S
     own["rejoin_timeout_s"] = own["rejoin_timeout_s"] or join_timeout_s
     budgets = {check: seconds for part in args.aegis_check_budget or () for check, seconds in part.items()}
     watched = tuple(args.aegis_ckpt_watch) if args.aegis_ckpt_watch else None

@@ -41,7 +41,9 @@ class Held:
         """What has happened since the last call; never waits."""
         return cast("list[Event]", self._events.drain())
 
-    def stop(self, grace_s: float, signum: int = signal.SIGTERM, patient: bool = True) -> None:
+    def stop(
+        self, grace_s: float, signum: int = signal.SIGTERM, patient: bool = True, heed: bool = False
+    ) -> None:
         """Ask torchelastic to end its ranks; `Stopped` follows. How it ends them is its own affair."""
         with self._lock:
             if self._held:

@@ -49,7 +49,7 @@ def start(guard: GuardClient, folder: Path, main: str, handler: str = "pass") ->
 
 def stop(guard: GuardClient, *, patient: bool = False) -> tuple[float, int | None]:
     began_s = time.monotonic()
-    guard.stop(GRACE_S, patient=patient)
+    guard.stop(GRACE_S, patient=patient, heed=not patient)
     exits, _ = wait_stopped(guard)
     return time.monotonic() - began_s, exits[0].signal
 
@@ -101,9 +101,9 @@ def test_another_thread_that_acts_for_the_main_one_is_waited_for(guard: GuardCli
     assert (tmp_path / "heard").exists()
 
 
-def test_a_patient_stop_gives_the_grace_to_all(guard: GuardClient, tmp_path: Path) -> None:
+def test_a_grace_that_somebody_asked_for_is_given_to_all_who_do_not_ignore_the_signal(guard: GuardClient, tmp_path: Path) -> None:
     start(guard, tmp_path, STUCK)
     began_s = time.monotonic()
-    guard.stop(1.0, patient=True)
+    guard.stop(1.0, patient=False)
     wait_stopped(guard)
     assert 1.0 <= time.monotonic() - began_s < PATIENCE_S
