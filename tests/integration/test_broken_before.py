@@ -79,7 +79,7 @@ def test_several_nodes_that_die_together_and_what_the_rest_says_of_it_are_one_fa
         assert roots <= {"b", "c"}
 
 
-def test_ranks_get_every_variable_that_torchrun_gives_and_none_of_ours(tmp_path: Path) -> None:
+def test_ranks_get_every_variable_that_torchrun_gives_and_of_ours_where_to_tell_of_progress(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     seen = {}
@@ -88,7 +88,8 @@ def test_ranks_get_every_variable_that_torchrun_gives_and_none_of_ours(tmp_path:
         env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "AEGIS_BOOTCHECK": "off"}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
         seen[launcher] = json.loads(done.stdout)
-    assert seen["aegis-run"].keys() == seen["torchrun"].keys()
+    assert seen["aegis-run"].keys() - seen["torchrun"].keys() == {"AEGIS_PROGRESS"}
+    assert seen["aegis-run"].keys() > seen["torchrun"].keys()
     same = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     assert seen["aegis-run"][same] == seen["torchrun"][same]
 
