@@ -4,6 +4,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.stamp
 SEED   ?= 1
+# Tests mostly wait: three at a time on two cores. One at a time when some are chosen, so that `-s` shows what they say.
+JOBS   ?= $(if $(ARGS),0,3)
 # empty: `make full` runs the tests and leaves the benchmarks (hours) out
 BENCH  ?= yes
 
@@ -22,7 +24,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "aegis: tests"
-	@start=$$(date +%s); $(PY) -m pytest -q $(ARGS); rc=$$?; \
+	@start=$$(date +%s); $(PY) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS); rc=$$?; \
 	  echo "aegis: tests took $$(( $$(date +%s) - start )) s"; exit $$rc
 
 # Everything, the long ones too. What it found is kept with the commit and the seed that it ran with.

@@ -78,7 +78,12 @@ def test_one_broken_path_does_not_hide_the_others(tmp_path: Path) -> None:
 def test_other_bytes_back_are_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A storage that lies can't be had for a test; the place where its answer arrives can.
     honest = os.read
-    monkeypatch.setattr(os, "read", lambda fd, count: honest(fd, count)[:-1] + b"\0")
+
+    def lying(fd: int, count: int) -> bytes:
+        data = honest(fd, count)
+        return data[:-1] + bytes(byte ^ 1 for byte in data[-1:])
+
+    monkeypatch.setattr(os, "read", lying)
     outcome = check(checkpoint=tmp_path)
     assert (outcome.finding, outcome.scope) == ("io.corrupt", "hardware")
 

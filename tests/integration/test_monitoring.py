@@ -32,7 +32,7 @@ def take(server):
         while client.recv(1 << 20): pass
 server = socket.create_server(("0.0.0.0", 7000 + local))
 threading.Thread(target=take, args=(server,), daemon=True).start()
-link, leaked, told = None, [], False
+link, leaked, told, rounds = None, [], False, 0
 while not os.path.exists(f"{folder}/done"):
     until = time.monotonic() + 0.01
     while time.monotonic() < until: pass
@@ -47,6 +47,8 @@ while not os.path.exists(f"{folder}/done"):
         for step in range(200): print("step", step, file=sys.stderr, flush=True)
     if asked("die"): sys.exit(9)
     time.sleep(0.03)
+    rounds += 1
+    if rounds == 300: open(f"{folder}/worked.{rank}", "w").close()
 """.replace("@@", XID)
 
 
@@ -139,6 +141,7 @@ def test_a_leaking_rank_a_throttled_link_and_a_stopped_rank_are_each_named(net: 
         watched.end(*launches)
 
 
+@pytest.mark.full
 def test_what_ranks_write_and_whether_they_work_is_told_live_and_last_words_stand_in_the_report(
     one_node: Watched,
 ) -> None:
@@ -153,6 +156,9 @@ def test_what_ranks_write_and_whether_they_work_is_told_live_and_last_words_stan
     assert 'aegis_phase{phase="RunCommand"} 1.0' in text
     status = json.loads(one_node.job.ctl("status", "--json").stdout)
     assert status["plane"]["metrics"] == f"http://127.0.0.1:{port}/metrics"
+    # Who is to be missed must have been seen at work.
+    worked = [one_node.job.folder / f"worked.{rank}" for rank in range(4)]
+    wait_for(lambda: all(file.exists() for file in worked), "work of all ranks")
     os.kill(ranks[1].pid, signal.SIGSTOP)
     assert "the process is stopped" in one_node.wait_noted("cpu.zero", 1).detail
     os.kill(ranks[1].pid, signal.SIGCONT)
