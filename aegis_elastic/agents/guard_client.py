@@ -271,7 +271,8 @@ class GuardClient:
             patient: give the grace to ranks that ignore the signal, too; they can't know that it runs.
             heed: give it only to ranks that show that they can have heard the signal.
         """
-        self._send({"op": "stop", "signum": int(signum), "grace_s": grace_s, "patient": patient, "heed": heed})
+        about = {"grace_s": grace_s, "patient": patient, "heed": heed}
+        self._send({"op": "stop", "signum": int(signum), **about})
 
     def events(self) -> list[Event]:
         """What has happened since the last call; never waits."""

@@ -101,7 +101,7 @@ def test_another_thread_that_acts_for_the_main_one_is_waited_for(guard: GuardCli
     assert (tmp_path / "heard").exists()
 
 
-def test_a_grace_that_somebody_asked_for_is_given_to_all_who_do_not_ignore_the_signal(guard: GuardClient, tmp_path: Path) -> None:
+def test_a_grace_that_somebody_asked_for_is_given_to_all(guard: GuardClient, tmp_path: Path) -> None:
     start(guard, tmp_path, STUCK)
     began_s = time.monotonic()
     guard.stop(1.0, patient=False)

@@ -79,7 +79,7 @@ def test_several_nodes_that_die_together_and_what_the_rest_says_of_it_are_one_fa
         assert roots <= {"b", "c"}
 
 
-def test_ranks_get_every_variable_that_torchrun_gives_and_of_ours_where_to_tell_of_progress(tmp_path: Path) -> None:
+def test_ranks_get_every_variable_of_torchrun_s_and_where_to_tell_of_progress(tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     seen = {}
