@@ -50,6 +50,13 @@ ACCEPTED: dict[str, str] = {
     "machine.decisions: max -> min: worst = max(pod.retries for pod in s.pods)": (
         "the number is for the reason's text only"
     ),
+    'machine.change: False -> True: "fit": False,': (
+        "fitness is asked of waiting spares only, and whoever has been reset has a seat"
+    ),
+    "machine.decisions: last_root= dropped: return enter_restarting(": (
+        "in the worlds progress is unknown or moves between two failures of one worker with a loss in between; "
+        "noticed by a scenario (level_two.txt)"
+    ),
     "machine: Rule('lost', BOOTING, earlier: RULES: tuple[Rule, ...] = (": (
         "its guard excludes independent mode, and the rule before it holds in that mode alone"
     ),
