@@ -54,8 +54,8 @@ ACCEPTED: dict[str, str] = {
         "fitness is asked of waiting spares only, and whoever has been reset has a seat"
     ),
     "machine.decisions: last_root= dropped: return enter_restarting(": (
-        "in the worlds progress is unknown or moves between two failures of one worker with a loss in between; "
-        "noticed by a scenario (level_two.txt)"
+        "in the worlds progress is unknown or moves where a loss stands between two failures of one "
+        "worker; noticed by a scenario (level_two.txt)"
     ),
     "machine: Rule('lost', BOOTING, earlier: RULES: tuple[Rule, ...] = (": (
         "its guard excludes independent mode, and the rule before it holds in that mode alone"
