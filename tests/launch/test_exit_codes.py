@@ -62,7 +62,7 @@ def test_too_few_nodes_are_75_and_the_next_start_goes_on_with_the_accounts(tmp_p
         assert [launch.wait() for launch in again] == [0, 0]
         report = job.report()
     assert (report["outcome"], report["recoverCount"]) == ("succeeded", 1)
-    assert [worker["name"] for worker in report["workers"]] == ["a", "c"]
+    assert {worker["name"] for worker in report["workers"]} == {"a", "c"}
 
 
 def test_success_and_what_aegisctl_says_of_it(job_of: Callable[..., Job], tmp_path: Path) -> None:
