@@ -74,7 +74,7 @@ def test_scancel_leaves_nothing_running(slurm: Cluster) -> None:
     pids = [pid for *_, pid in job.starts()]
     slurm.command(["scancel", str(job.number)])
     assert ended(job)[0] == "CANCELLED", job.said
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    job.wait_for(lambda: not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "end of all ranks", 10)
 
 
 @pytest.mark.full
@@ -85,7 +85,7 @@ def test_the_step_alone_is_killed_and_leaves_nothing_running(slurm: Cluster) -> 
     slurm.command(["scancel", "--signal=KILL", f"{job.number}.0"])
     state, code = ended(job)
     assert state == "FAILED" and code != "0:0", job.said
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    job.wait_for(lambda: not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "end of all ranks", 10)
 
 
 @pytest.mark.full
