@@ -20,11 +20,10 @@ _SCONTROL_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """This launcher's step. `hosts` in Slurm's order, `node` our place among them."""
+    """This launcher's step, and its hosts in Slurm's order."""
 
     job_id: int
     hosts: tuple[str, ...]
-    node: int
 
     @property
     def port(self) -> int:
@@ -56,10 +55,10 @@ def allocation(
     In a batch script without srun, and where srun starts a task for each GPU, the script says by flags where
     nodes meet; nothing is guessed there.
     """
-    node = place(environment)
-    if node is None or not environment.get("SLURM_JOB_ID", "").isdecimal():
+    job_id = environment.get("SLURM_JOB_ID", "")
+    if place(environment) is None or not job_id.isdecimal():
         return None
-    return Allocation(int(environment["SLURM_JOB_ID"]), hostnames(environment["SLURM_STEP_NODELIST"]), node)
+    return Allocation(int(job_id), hostnames(environment["SLURM_STEP_NODELIST"]))
 
 
 def place(environment: Mapping[str, str] = os.environ) -> int | None:
