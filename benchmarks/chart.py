@@ -2,8 +2,9 @@
 
     python -m benchmarks.chart build/recovery.json docs/recovery.svg
 
-One group for each fault and shape, one bar for each launcher, its parts side by side; all at one scale, so
-that a bar twice as long is twice the wait. What could not be measured says why.
+Several files of figures, as of rows that were measured one after the other, come into one picture. One group
+for each fault and shape, one bar for each launcher, its parts side by side; all at one scale, so that a bar
+twice as long is twice the wait. What could not be measured says why.
 """
 
 from __future__ import annotations
@@ -96,11 +97,21 @@ def _text(x: int, y: int, text: str, colour: str, weight: str = "normal", anchor
 
 def main(argv: Sequence[str]) -> int:
     """Reads the figures, writes the picture."""
-    if len(argv) != 2:
+    if len(argv) < 2:
         print(__doc__, file=sys.stderr)
         return 2
-    Path(argv[1]).write_text(draw(json.loads(Path(argv[0]).read_text())))
+    *read, written = map(Path, argv)
+    written.write_text(draw(together([json.loads(file.read_text()) for file in read])))
     return 0
+
+
+def together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of all; quiet if all were taken on a quiet machine."""
+    quiet = all(part["machine"]["quiet"] for part in parts)
+    return {
+        "machine": parts[0]["machine"] | {"quiet": quiet},
+        "rows": [row for part in parts for row in part["rows"]],
+    }
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """From a fault to the first step of *all* ranks again: aegis-run beside its peers, in one run.
 
-    python -m benchmarks.recovery                           the crash rows, as `make bench` (about half an
-    hour) python -m benchmarks.recovery --faults all --json FILE  every row, as `make full` (about three
-    hours) python -m benchmarks.recovery --runs 1 --launchers torchrun,aegis-run --faults exit --shapes 1x4
+    python -m benchmarks.recovery                           the crash rows, as `make bench` (about an hour)
+    python -m benchmarks.recovery --faults all --json FILE  every row, as `make bench-all` (about three hours)
+    python -m benchmarks.recovery --runs 1 --launchers torchrun,aegis-run --faults exit --shapes 1x4
 
 Launchers take turns, so that a busy minute hits them alike; the table has the median of each part, ratios
 first. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: by default it never recovers with gloo. Peers
@@ -24,12 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 from aegis_elastic.core import journal
 from benchmarks import floor, peers
-from benchmarks.launchers import LAUNCHERS, LIBRARIES, NEVER, OURS, Job, Shape, outlive_orphans, wait
+from benchmarks.launchers import LAUNCHERS, LIBRARIES, NEVER, Job, Shape, outlive_orphans, wait
 from benchmarks.rows import CRASHES, FAULTS, Row, as_json, plan, table
 from benchmarks.stamps import Parts, Stamp, note, parts_of, read
 
@@ -169,12 +168,6 @@ def _prove(folder: Path, failures: int, checks: bool) -> None:
         raise ValueError(f"{charged} of {failures} failures charged, checks {[c for c in checked if c]}")
 
 
-@cache
-def _has_guard() -> bool:
-    said = subprocess.run([sys.executable, *OURS, "--help"], capture_output=True, timeout=60, check=True)
-    return PATIENCE[0].encode() in said.stdout
-
-
 # ------------------------------------------------------------ all rows
 
 
@@ -182,8 +175,6 @@ def why_not(row: Row) -> str:
     """Why this row can't be measured; "" if it can."""
     if (row.launcher, row.fault) in NEVER:
         return f"not run: {NEVER[row.launcher, row.fault]}"
-    if row.fault == "freeze" and not _has_guard():
-        return f"not yet: aegis-run has no {PATIENCE[0]}"
     try:
         for peer in (
             LAUNCHERS[row.launcher].peer,
