@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,6 @@ from tests.agents.processes import (
     wait_files,
     wait_stopped,
 )
-
-
-@pytest.fixture
-def guard() -> Iterator[GuardClient]:
-    client = GuardClient.start("test-job")
-    yield client
-    client.close()
 
 
 def test_every_exit_is_told_with_its_code_or_signal_and_the_first_failure_is_marked(

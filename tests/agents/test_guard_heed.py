@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,6 @@ libc.pthread_mutex_lock(mutex)
 libc.pthread_mutex_lock(mutex)
 """
 GRACE_S = 20.0
-
-
-@pytest.fixture
-def guard() -> Iterator[GuardClient]:
-    client = GuardClient.start("test-job")
-    yield client
-    client.close()
 
 
 def start(guard: GuardClient, folder: Path, main: str, handler: str = "pass") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,6 @@ cycle.me, cycle.file = cycle, open(sys.argv[1] + "/cycle.log", "w")
 cycle.file.write("in a cycle")
 atexit.register(lambda: open(sys.argv[1] + "/atexit", "w").write("ran"))
 """
-
-
-@pytest.fixture
-def guard() -> Iterator[GuardClient]:
-    client = GuardClient.start("test-job")
-    yield client
-    client.close()
 
 
 def rank(folder: Path, code: str, *, local_rank: int = 0) -> RankSpec:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,13 +33,6 @@ from tests.agents.processes import (
     wait_files,
     wait_stopped,
 )
-
-
-@pytest.fixture
-def guard() -> Iterator[GuardClient]:
-    client = GuardClient.start("test-job")
-    yield client
-    client.close()
 
 
 def test_what_a_finished_rank_left_behind_lives_until_stop(guard: GuardClient, tmp_path: Path) -> None:

@@ -1,0 +1,17 @@
+"""What tests of what runs on a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aegis_elastic.agents.guard_client import GuardClient
+
+
+@pytest.fixture
+def guard() -> Iterator[GuardClient]:
+    """A guard process of its own, gone afterwards."""
+    client = GuardClient.start("test-job")
+    yield client
+    client.close()
