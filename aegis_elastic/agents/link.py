@@ -20,9 +20,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aegis_elastic.agents.door import Door, LookUp
 from aegis_elastic.agents.inbox import Inbox
 from aegis_elastic.agents.noting import Noting
-from aegis_elastic.bus import contact, names
+from aegis_elastic.agents.wordless import wordless
+from aegis_elastic.bus import address, contact, names
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import ContactError, Dismissed, Hello, Place, Welcome
 from aegis_elastic.bus.credentials import Credentials, NKey, expires_at_s
@@ -32,7 +34,6 @@ from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.core import messages, words
 from aegis_elastic.core.anomalies import Anomaly
 from aegis_elastic.core.messages import BadMessage, Message, MessageType, ReportData, WirePhase
-from aegis_elastic.core.model import Failure
 from aegis_elastic.core.orders import Order
 from aegis_elastic.core.report import Report
 
@@ -45,6 +46,8 @@ ECHO_S = 30.0
 CONTACT_TIMEOUT_S = 10.0
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
+# The bus has been gone for longer than a server that is started again takes: the plane may be elsewhere now.
+SEEK_S = 5.0
 # The master renews a JWT when a third of its life is left. A restarted one doesn't know ours: then we ask.
 OWN_RENEWAL_SHARE = 0.2
 
@@ -127,11 +130,11 @@ class PlaneLink:
         secret: bytes | None,
         inbox: Inbox,
         parks: bool = False,
+        look_up: LookUp = address.look_up,
     ) -> None:
-        """`parks`: sent away, stay on the bus and listen for the end of the job."""
+        """`endpoint`: see `Door`. `parks`: sent away, stay on the bus and listen for the end of the job."""
         self._identity = identity
-        self._host, self._port = endpoint
-        self._secret = secret
+        self._door = Door(endpoint, self._hello, secret, look_up)
         self._inbox = inbox
         self._parks = parks
         self._parked = False
@@ -144,18 +147,16 @@ class PlaneLink:
         self._wake: asyncio.Event | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aegis-link", daemon=True)
-        self._join_timeout_s = 0.0
-        self._started_s = 0.0
+        self._join_timeout_s = self._started_s = 0.0
         self._late = False
         self._introduction: asyncio.Task[None] | None = None
+        self._seeking: asyncio.Task[None] | None = None
         self._renew_at_s = float("inf")
         self._generation = 0
         self._place: Place | None = None
         self._jwt = ""
-        me = identity
-        self._noting = Noting(
-            Note(me.namespace, me.job, me.worker, me.uid, 0, ()), self._host, self._port, self._key
-        )
+        writer = (identity.namespace, identity.job, identity.worker, identity.uid)
+        self._noting = Noting(Note(*writer, 0, ()), self._door, self._key)
 
     @property
     def identity(self) -> Identity:
@@ -201,7 +202,7 @@ class PlaneLink:
             self._report = messages.encode(message)
         except BadMessage as error:
             logger.error("told without the ranks' own words: %s", error)
-            self._report = messages.encode(msgspec.structs.replace(message, data=_wordless(data)))
+            self._report = messages.encode(msgspec.structs.replace(message, data=wordless(data)))
         self._poke()
 
     def note(self, anomalies: Sequence[Anomaly]) -> None:
@@ -246,7 +247,7 @@ class PlaneLink:
                 break
             except BusError as error:
                 # Its port may be blocked although the door is open: that is no way to join either.
-                self._note_late(f"cannot reach the bus at {self._host}:{place.welcome.bus_port}: {error}")
+                self._note_late(f"cannot reach the bus at {self._bus_url(place)}: {error}")
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
         if place.welcome.parked:
@@ -271,9 +272,7 @@ class PlaneLink:
         attempt = 0
         while not self._closing.is_set():
             try:
-                return await asyncio.to_thread(
-                    contact.call, self._host, self._port, self._hello(), self._secret, self._attempt_s()
-                )
+                return await asyncio.to_thread(self._door.knock, self._attempt_s())
             except ContactError as error:
                 if not error.retry:
                     self._inbox.put(Refused(str(error), usage=not isinstance(error, Dismissed)))
@@ -315,13 +314,12 @@ class PlaneLink:
 
     async def _join_bus(self, place: Place) -> None:
         me = self._identity
-        host = f"[{self._host}]" if ":" in self._host else self._host
         self._bus = await BusConnection.connect(
-            [f"tls://{host}:{place.welcome.bus_port}"],
+            [self._bus_url(place)],
             Credentials(self._key, place.welcome.jwt),
             name=me.uid,
             ca_pem=place.certificate_pem,
-            on_disconnect=lambda reason: self._inbox.put(BusChanged(False, reason)),
+            on_disconnect=self._on_bus_gone,
             on_reconnect=lambda: self._inbox.put(BusChanged(True)),
             on_violation=lambda text: logger.error("the bus refused us something: %s", text),
             on_refused=lambda text: self._again(f"the bus refuses our credentials: {text}"),
@@ -330,6 +328,25 @@ class PlaneLink:
         self._note_jwt(place.welcome.jwt)
         await self._bus.subscribe(names.order_all(me.namespace, me.job), self._take_order)
         await self._bus.subscribe(names.order(me.namespace, me.job, me.worker), self._take_word)
+
+    def _bus_url(self, place: Place) -> str:
+        host = f"[{self._door.host}]" if ":" in self._door.host else self._door.host
+        return f"tls://{host}:{place.welcome.bus_port}"
+
+    def _on_bus_gone(self, reason: str) -> None:
+        self._inbox.put(BusChanged(False, reason))
+        if self._seeking is None or self._seeking.done():
+            self._seeking = asyncio.create_task(self._seek(), name="aegis seeking the plane")
+            self._seeking.add_done_callback(_log_failure)
+
+    async def _seek(self) -> None:
+        """The bus tries again where it was. Meanwhile see whether the plane's name leads elsewhere by now."""
+        while not self._closing.is_set():
+            await asyncio.sleep(SEEK_S * random.uniform(0.8, 1.2))
+            if self.connected:
+                return
+            if await asyncio.to_thread(self._door.moved):
+                self._again("the control plane is at another address")
 
     async def _heartbeats(self) -> None:
         assert self._wake is not None and self._bus is not None
@@ -406,7 +423,9 @@ class PlaneLink:
         self._late = True  # It was joined once: nobody waits for us to join.
         place = await self._first_contact()
         if place is not None:
+            assert self._bus is not None
             self._place = place
+            self._bus.move([self._bus_url(place)])
             await self._take_jwt(place.welcome.jwt)
             if place.welcome.parked:
                 self._park(place.welcome.parked)
@@ -424,23 +443,6 @@ class PlaneLink:
         self._jwt = jwt
         now_s, until_s = time.time(), expires_at_s(jwt) or math.inf
         self._renew_at_s = until_s - OWN_RENEWAL_SHARE * (until_s - now_s) if until_s < math.inf else math.inf
-
-
-def _wordless(data: ReportData) -> ReportData:
-    """What must be told whatever ranks and checks have printed."""
-
-    def bare(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-        return tuple(
-            msgspec.structs.replace(each, exception=None, last_lines=(), frame="") for each in failures
-        )
-
-    ends = tuple(
-        msgspec.structs.replace(end, reason="", failures=bare(end.failures)) for end in data.independent
-    )
-    reason = data.reason[:500].encode(errors="replace").decode()
-    return msgspec.structs.replace(
-        data, failures=bare(data.failures), independent=ends, reason=reason, checks=(), watched={}
-    )
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from aegis_elastic.agents.door import Door
 from aegis_elastic.bus import notes
 from aegis_elastic.bus.contact import Place
 from aegis_elastic.bus.credentials import NKey
@@ -27,12 +28,12 @@ RETRY_S, RETRY_S_MAX = 2.0, 60.0
 class Noting:
     """`put` from any thread; `deliver` is a task of the link's loop, once first contact has been made."""
 
-    def __init__(self, blank: Note, host: str, port: int, key: NKey) -> None:
+    def __init__(self, blank: Note, door: Door, key: NKey) -> None:
         """`blank`: a note with nothing in it but who writes. `key` is the one that the writer's JWT is
         for.
         """
         self._blank = blank
-        self._host, self._port = host, port
+        self._door = door
         self._key = key
         self._kept: deque[Anomaly] = deque(maxlen=KEPT_MAX)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,8 +71,9 @@ class Noting:
         while True:
             where, jwt = place()
             try:
+                host, port = self._door.host, self._door.port
                 await asyncio.to_thread(
-                    notes.send, self._host, self._port, where.certificate_pem, self._key, jwt, note, TIMEOUT_S
+                    notes.send, host, port, where.certificate_pem, self._key, jwt, note, TIMEOUT_S
                 )
                 return
             except NoteRefused as refusal:

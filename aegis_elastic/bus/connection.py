@@ -232,6 +232,10 @@ class BusConnection:
                 raise
         self._spawn(self._retire(old), "bus retire")
 
+    def move(self, urls: Sequence[str]) -> None:
+        """The servers are elsewhere from now on; `renew` or the next reconnect goes there."""
+        self._urls = list(urls)
+
     async def close(self) -> None:
         """Send what is to be sent, hand on what has arrived (2 s at most), and end every task."""
         if self._closed:

@@ -137,9 +137,29 @@ def proofs_equal(left: str, right: str) -> bool:
     return hmac.compare_digest(left.encode(), right.encode())
 
 
-def call(host: str, port: int, hello: Hello, secret: bytes | None, timeout_s: float) -> Place:
-    """Make first contact. Blocking; raises ContactError (with `retry` when nobody answered) or Dismissed."""
-    pem = _shown_certificate(host, port, timeout_s)
+def call(
+    host: str,
+    port: int,
+    hello: Hello,
+    secret: bytes | None,
+    timeout_s: float,
+    *,
+    known_pem: str | None = None,
+) -> Place:
+    """Make first contact. Blocking; raises ContactError (with `retry` when nobody answered) or Dismissed.
+
+    `known_pem`: the certificate of the plane that we belong to. Whoever shows another one isn't it (yet).
+    """
+    try:
+        pem = _shown_certificate(host, port, timeout_s)
+    except ContactError as error:
+        raise ContactError(str(error), retry=error.retry or known_pem is not None) from None
+    if known_pem is not None and pem != known_pem:
+        raise ContactError(
+            f"cannot reach the control plane at {host}:{port}: another one answers there, with no record "
+            "of this job",
+            retry=True,
+        )
     fingerprint = tls.fingerprint(pem)
     if secret is not None:
         hello = msgspec.structs.replace(hello, proof=hello_proof(secret, fingerprint, hello))

@@ -8,21 +8,16 @@ import socket
 
 import psutil
 
+from aegis_elastic.bus import address
 from aegis_elastic.control.errors import UsageError
 
 
 def resolve(host: str) -> str:
     """The numeric address of `host`, IPv4 if it has one. UsageError if it can't be resolved."""
     try:
-        return str(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        pass  # A name: ask the resolver.
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
+        return address.look_up(host)[0]
+    except OSError as error:
         raise UsageError(f"cannot use the endpoint's host {host!r}: {error.strerror}") from None
-    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return str(found[0][4][0])
 
 
 def node_name() -> str:
@@ -42,19 +37,19 @@ def own_addresses() -> frozenset[str]:
     )
 
 
-def is_ours(address: str) -> bool:
+def is_ours(numeric: str) -> bool:
     """Whether that numeric address belongs to this host."""
-    return ipaddress.ip_address(address).is_loopback or address in own_addresses()
+    return ipaddress.ip_address(numeric).is_loopback or numeric in own_addresses()
 
 
-def address_towards(address: str) -> str:
+def address_towards(there: str) -> str:
     """Our own address on the way to another host; no packet is sent for that. UsageError if there is no
     way.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family = socket.AF_INET6 if ":" in there else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, 9))
+            probe.connect((there, 9))
         except OSError as error:
-            raise UsageError(f"cannot reach the endpoint's host {address}: {error.strerror}") from None
+            raise UsageError(f"cannot reach the endpoint's host {there}: {error.strerror}") from None
         return str(probe.getsockname()[0])

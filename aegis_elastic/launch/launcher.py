@@ -79,7 +79,7 @@ class Launcher:
         self._address = hosts.resolve(options.endpoint.host)
         self._ours = hosts.is_ours(self._address)
         # Where the plane is, and whether we serve it: at the endpoint, unless it stands by itself.
-        self._plane_at = options.aegis.plane or (self._address, options.endpoint.port)
+        self._plane_at = options.aegis.plane or (options.endpoint.host, options.endpoint.port)
         self._serves = self._ours and options.aegis.plane is None
         self._node_ip = options.config.local_addr or (
             self._address if self._ours else hosts.address_towards(self._address)
@@ -102,7 +102,8 @@ class Launcher:
                 os.close(self._legacy.hold)  # It has been taken up, or has ended.
             link = PlaneLink(
                 self._identity(name.text),
-                (hosts.resolve(self._plane_at[0]), port),
+                # By its name, which may lead to another address when its host is replaced. Our own won't be.
+                (hosts.resolve(self._plane_at[0]) if self._serves else self._plane_at[0], port),
                 self._secret,
                 inbox,
                 parks=slurm.in_step(),
