@@ -241,10 +241,11 @@ def _unsettled(deed: Deed, now: float, policy: Guard) -> bool:
 def _persistence(seen: Seen, anchor: Anchor | None, now: float, policy: Guard) -> Decision | None:
     if anchor is not None and now - anchor.seen > stale_s(policy):
         return Decision(Do.CLEAR, f"nobody looked for {now - anchor.seen:.0f} s: it may have been another")
-    if seen.counts < policy.observations:
-        return Decision(Do.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted")
     if anchor is None:
+        if seen.counts < policy.observations:
+            return Decision(Do.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted")
         return Decision(Do.ANCHOR, f"seen {seen.counts} times in a row: the clock starts")
+    # Whoever set the anchor has seen it often enough, for everybody: a successor doesn't count anew.
     if anchor.since > now + SKEW_S:
         return Decision(Do.CLEAR, "the clock's start lies ahead: whoever set it had another time")
     if now - anchor.since < policy.persistence_s:

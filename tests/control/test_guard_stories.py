@@ -18,6 +18,10 @@ LOOK_S = 30.0
 MINUTES = 60.0
 
 
+class Died(Exception):
+    """This instance is killed here."""
+
+
 class Scene(World):
     """One cluster as all instances see it: a wall clock that the story moves, and what happens to a node."""
 
@@ -140,6 +144,34 @@ def test_two_instances_that_disagree_by_one_observation_dont_reset_each_others_c
         await one.look(FROZEN)
         assert len(scene.acts) == 1
         assert scene.clock - since == 3 * MINUTES
+
+    play(story)
+
+
+def test_what_one_master_has_seen_its_successors_need_not_see_again() -> None:
+    """Simulated day 206574: the clock had run for five minutes, and each new master counted its looks from
+    one again, and died before the second.
+    """
+
+    async def story(scene: Scene) -> None:
+        scene.bad = True
+        await scene.watch(1 * MINUTES, scene.instance("first"))
+
+        async def dies() -> None:
+            raise Died
+
+        for name in ("second", "third", "fourth"):
+            scene.clock += 50
+            assert await scene.instance(name).look(FROZEN) is Do.WAIT
+        scene.on_collect = dies
+        scene.clock += 50
+        with pytest.raises(Died):
+            await scene.instance("fifth").look(FROZEN)
+        scene.on_collect = None
+        scene.clock += 50
+        assert await scene.instance("sixth").look(FROZEN) is Do.ACT
+        [deed] = scene.acts
+        assert deed.reason == "frozen, for 250 s: no heartbeat for 2 minutes"
 
     play(story)
 
