@@ -4,6 +4,10 @@ It reads the same findings as `step` does, before `step` does, and puts `Hold` i
 so the machine waits instead of blaming nodes. Storage is then probed by this host alone; anything else is
 looked at by everybody when the hold runs out, which it does after ever longer times. If it has lasted for
 `hold_max_s` in all, the job is ended and says so: waiting for ever is no answer, and neither is isolating.
+Before training has begun nothing is lost by ending: first checks that condemn too many end the job at once.
+
+It works under every policy mode: `observe` is about what automation would do to nodes, and a brake does
+nothing to any. Without it the machine would isolate what it finds broken, one node after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from aegis_elastic.checks.request import CheckRequest
 from aegis_elastic.control.desks import Decided
 from aegis_elastic.core import correlation
 from aegis_elastic.core.correlation import STORAGE, Round, Together
-from aegis_elastic.core.events import Event, Finish, Hold, Noted, Quit, Release
+from aegis_elastic.core.events import Event, Finish, Hold, Quit, Release
 from aegis_elastic.core.messages import Message, MessageType, events_of
 from aegis_elastic.core.model import CheckResult, Phase, Status
 from aegis_elastic.core.policy import Policy
@@ -85,7 +89,8 @@ class BrakeDesk:
             if isinstance(event, Finish):
                 self._reported[pod.name] = Round(pod.node_name, self._now(), event.findings)
         workers = [pod.name for pod in status.pods]
-        judge = correlation.all_broken if status.phase is Phase.BOOT_CHECKING else correlation.judge
+        first = status.phase is Phase.BOOT_CHECKING
+        judge = correlation.too_many_broken if first else correlation.judge
         self._found = judge(self._reported, workers, self._now(), self._policy.guard)
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
@@ -110,12 +115,8 @@ class BrakeDesk:
         if found is None:
             return ()
         now, guard = self._now(), self._policy.guard
-        if self._policy.mode == "observe":
-            text = f"would wait, but the policy is to observe: {found.reason}"
-            self._page("would.hold", text, True)
-            return (Noted("", "", "guard.would_hold", text, now),)
         if self._status is not None and self._status.phase is Phase.BOOT_CHECKING:
-            why = f"{found.reason}: nobody is isolated, and training can't start"
+            why = f"the first checks: {found.reason}; nobody is isolated, and training can't start"
             self._page(f"brake.{self._seq_num}", f"BRAKE: {why}", True)
             return (Quit(why),)
         if self._holds == 0:

@@ -47,17 +47,11 @@ def judge(
     """
     if not workers or any(worker not in reported for worker in workers):
         return None
+    broken = too_many_broken(reported, workers, now, policy)
+    if broken is not None:
+        return broken
     rounds = [reported[worker] for worker in workers]
     nodes = {each.node_name for each in rounds}
-    broken = _broken(rounds, now, policy)
-    limit = policy.brake_share * len(nodes)
-    if len(broken) > limit and len(broken) >= policy.brake_nodes:
-        codes = ", ".join(sorted(set(broken.values())))
-        return Together(
-            CORRELATED,
-            f"{len(broken)} of {len(nodes)} nodes are found broken together ({codes}): at most "
-            f"{policy.brake_share:.0%} can be the nodes' own fault",
-        )
     if len(nodes) < 2:
         return None  # everybody is one, and it may as well be that node
     for kind, found in ((STORAGE, _storage), (NETWORK, _network)):
@@ -69,20 +63,25 @@ def judge(
     return None
 
 
-def all_broken(
+def too_many_broken(
     reported: Mapping[str, Round], workers: Collection[str], now: float, policy: Guard
 ) -> Together | None:
-    """A first check that condemns every node, which is none's fault: a flag, a driver, a check of ours is
-    wrong. Some broken nodes at the start are just that, and others are there to take their places.
+    """Checks of one round that condemn more nodes than can be the nodes' own fault: a flag, a driver, the
+    cooling, or a check of ours is wrong. At a first check nothing else is looked at: a dependency that is
+    down fails it anyway, without blaming anybody.
     """
     if not workers or any(worker not in reported for worker in workers):
         return None
     rounds = [reported[worker] for worker in workers]
     nodes, broken = {each.node_name for each in rounds}, _broken(rounds, now, policy)
-    if len(nodes) < policy.brake_nodes or len(broken) < len(nodes):
+    if len(broken) < policy.brake_nodes or len(broken) <= policy.brake_share * len(nodes):
         return None
     codes = ", ".join(sorted(set(broken.values())))
-    return Together(CORRELATED, f"the first checks find all {len(nodes)} nodes broken ({codes})")
+    return Together(
+        CORRELATED,
+        f"{len(broken)} of {len(nodes)} nodes are found broken together ({codes}): at most "
+        f"{policy.brake_share:.0%} can be the nodes' own fault",
+    )
 
 
 def wait_s(times: int, policy: Guard, *, probed: bool) -> float:

@@ -1,7 +1,7 @@
 """How careful automatic actions are: named settings with their defaults, from `aegis.toml` and flags.
 
 ```toml
-mode = "act"            # "observe": decide, journal and page, but do nothing
+mode = "act"            # "observe": decide, journal and page, but do nothing to a node
 
 [guard]
 persistence_s = 180     # every setting of `Guard` by its name

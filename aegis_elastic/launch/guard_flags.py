@@ -28,7 +28,7 @@ def add_guard_flags(add: Callable[..., None], path: Callable[[str], Path]) -> No
     add(
         "policy-mode",
         "`observe` decides, writes into the journal and pages, but does nothing to a node that hangs or is "
-        "slow; `act` does. The default is act.",
+        "slow; `act` does. The brake for correlated failures works under both. The default is act.",
         choices=("act", "observe"),
     )
     add(

@@ -16,7 +16,7 @@ import pytest
 from aegis_elastic.control.brake import BrakeDesk, probe_io
 from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.guardian import GuardianDesk
-from aegis_elastic.core.events import Act, Event, Finding, Hold, Mark, Noted, Page, Quit, Unmark
+from aegis_elastic.core.events import Act, Event, Finding, Finish, Hold, Mark, Noted, Page, Quit, Unmark
 from aegis_elastic.core.guard import Action
 from aegis_elastic.core.machine import Transition, step
 from aegis_elastic.core.messages import Message, MessageType, ReportData, WirePhase
@@ -293,39 +293,57 @@ def test_the_brake_holds_ever_longer_isolates_nobody_and_ends_at_its_bound() -> 
     assert pages[0].startswith("BRAKE: 2 of 4 nodes are found broken together")
 
 
-@pytest.mark.parametrize("broken", [1, 2])
-def test_first_checks_that_condemn_every_node_end_the_job_and_condemn_nobody(broken: int) -> None:
-    recorded, pages = Recorded(2), list[str]()
+@pytest.mark.parametrize(("nodes", "broken"), [(2, 1), (4, 1), (8, 2)])
+def test_a_node_that_its_first_check_condemns_is_isolated(nodes: int, broken: int) -> None:
+    recorded, pages = first_checks(nodes, broken)
+    assert pages == []
+    assert [node.node_name for node in recorded.status.error_nodes] == [f"n{k}" for k in range(broken)]
+    assert recorded.status.phase is Phase.PENDING, "their seats are free for others"
+
+
+@pytest.mark.parametrize(("nodes", "broken"), [(2, 2), (4, 2), (4, 3), (4, 4), (8, 3)])
+def test_first_checks_that_condemn_too_many_end_the_job_and_condemn_nobody(nodes: int, broken: int) -> None:
+    recorded, pages = first_checks(nodes, broken)
+    assert recorded.status.phase is Phase.FAILED and not recorded.status.error_nodes
+    said = f"the first checks: {broken} of {nodes} nodes are found broken together (gpu.missing)"
+    assert recorded.status.fail_reason.startswith(said)
+    [page] = pages
+    assert page == f"BRAKE: {recorded.status.fail_reason}"
+
+
+def first_checks(nodes: int, broken: int) -> tuple[Recorded, list[str]]:
+    """What a job of so many nodes, so many of them broken, has come to after its first checks."""
+    recorded, pages = Recorded(nodes), list[str]()
     recorded.status = msgspec.structs.replace(
         recorded.status,
         phase=Phase.BOOT_CHECKING,
-        pods=tuple(msgspec.structs.replace(pod, finished=False) for pod in recorded.status.pods),
+        pods=tuple(
+            msgspec.structs.replace(pod, finished=False, inner_phase=Phase.BOOT_CHECKING)
+            for pod in recorded.status.pods
+        ),
     )
     desk = BrakeDesk(
         lambda event: None, Policy(), lambda key, text, urgent: pages.append(text), {}, now=lambda: 1000.0
     )
     desk.followed(recorded.status, ())
-    for number in range(2):
-        desk.heard(finish(recorded, f"w{number}", *([GPU] if number < broken else [])), 0.0)
-    events = desk.turn(0.0)
-    if broken == 1:
-        assert (events, pages) == ((), []), "a broken node is a broken node"
-        return
-    recorded.everybody_finishes(100, *events, findings=(GPU,))
-    assert recorded.status.phase is Phase.FAILED and not recorded.status.error_nodes
-    assert "the first checks find all 2 nodes broken (gpu.missing)" in recorded.status.fail_reason
-    assert len(pages) == 1
+    for number in range(nodes):
+        found = (GPU,) if number < broken else ()
+        desk.heard(finish(recorded, f"w{number}", *found), 0.0)
+        pod = recorded.status.pods[number]
+        recorded.add(100, Finish(pod.name, pod.uid, 1, recorded.status.seq_num, found, "127.0.0.1:1"))
+    # The desk's turn comes before the machine's.
+    recorded.at(100, *desk.turn(0.0))
+    return recorded, pages
 
 
-def test_observing_the_brake_says_what_it_would_do() -> None:
+def test_the_brake_works_in_a_policy_that_only_observes_since_the_machine_isolates_all_the_same() -> None:
     recorded = Recorded(2)
     desk, pages = brake(Policy(mode="observe"), recorded, lambda: 1000.0)
     for number in range(2):
         desk.heard(finish(recorded, f"w{number}", GPU), 0.0)
     [event] = desk.turn(0.0)
-    assert isinstance(event, Noted)
-    assert event.code == "guard.would_hold"
-    assert pages == [event.detail]
+    assert isinstance(event, Hold)
+    assert len(pages) == 1
 
 
 def test_a_finish_of_another_round_or_another_life_is_nothing() -> None:
