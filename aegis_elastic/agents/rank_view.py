@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aegis_elastic.agents.slots import Sample, Save, SlotReader
 from aegis_elastic.core import stacks
-from aegis_elastic.core.pace import Own, RankFacts
+from aegis_elastic.core.pace import Own, RankFacts, usual
 from aegis_elastic.core.stacks import Stack
 
 # A window of own work: at least so many iterations, at least so long.
@@ -105,7 +105,8 @@ class RankView:
             self._samples += work.samples
         full = len(self._samples) >= WINDOW_COUNT and now_s - self._window_s >= WINDOW_S
         if work is not None and full:
-            self._own = _window((self._own.serial if self._own else 0) + 1, self._samples, work.cpu_ns / 1e3)
+            serial = (self._own.serial if self._own else 0) + 1
+            self._own = _window(serial, self._samples, work.cpu_ns / 1e3, reader.groups())
             self._samples, self._window_s = [], now_s
 
     def stands(self, stack: Stack, moves: bool = False) -> None:
@@ -160,14 +161,15 @@ class RankView:
             self._reader.close()
 
 
-def _window(serial: int, samples: list[Sample], cpu_us: float) -> Own:
+def _window(serial: int, samples: list[Sample], cpu_us: float, groups: tuple[int, ...]) -> Own:
     return Own(
         serial,
         len(samples),
-        float(statistics.median(sample.first_us for sample in samples)),
-        float(statistics.median(sample.last_us for sample in samples)),
-        float(statistics.median(sample.step_us for sample in samples)),
+        usual([float(sample.first_us) for sample in samples]),
+        usual([float(sample.last_us) for sample in samples]),
+        usual([float(sample.step_us) for sample in samples]),
         max(0.0, cpu_us),
+        groups,
     )
 
 

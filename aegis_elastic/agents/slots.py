@@ -107,6 +107,10 @@ class SlotReader:
         parts = [self._unpacked(layout.SAMPLE, place) for place in places]
         return Work(count, cpu_ns, look_ns, tuple(Sample(*part) for part in parts if part))
 
+    def groups(self) -> tuple[int, ...]:
+        """Numbers of the process groups in which the rank's equals are, () if it hasn't told."""
+        return tuple(key for key in self._record(layout.GROUPS, layout.GROUPS_AT) if key)
+
     def close(self) -> None:
         """Let go of it."""
         os.close(self._handle)

@@ -213,8 +213,8 @@ class PaceDesk:
         if len(own) < len(ranks) or any(self._judged.get(rank) == each.serial for rank, each in own.items()):
             return  # a window counts once, and for all of them
         self._judged = {rank: each.serial for rank, each in own.items()}
-        slow = straggler.slow_ranks(own)
         node_of = {seen.facts.rank: seen for seen in ranks}
+        slow = straggler.slow_ranks(own, {rank: seen.node_name for rank, seen in node_of.items()})
         worst: dict[str, Slow] = {}
         for rank, found in sorted(slow.items(), key=lambda item: item[1].share):
             worst[node_of[rank].node_name] = found

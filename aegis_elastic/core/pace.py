@@ -7,7 +7,8 @@ learn from, nothing is judged by pauses at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -31,8 +32,10 @@ _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
 class Own(msgspec.Struct, frozen=True, rename="camel"):
-    """Own work of one window of iterations, medians in µs: up to the first collective, up to the last, the
-    whole iteration; CPU of the main thread. `serial` grows with every window, `count` are its iterations.
+    """Own work of one window of iterations, as `usual` says it, in µs: up to the first collective, up to the
+    last, the whole iteration; CPU of the main thread. `serial` grows with every window, `count` are its
+    iterations. `groups`: numbers of the process groups in which the rank's equals are; the same number on
+    another rank is the same group. () if it can't be told.
     """
 
     serial: _Count
@@ -41,6 +44,7 @@ class Own(msgspec.Struct, frozen=True, rename="camel"):
     last_us: _Time
     step_us: _Time
     cpu_us: _Time
+    groups: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=8)] = ()
 
 
 class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -144,6 +148,16 @@ def patience_s(ranks: Iterable[RankFacts], floor_s: float = FLOOR_S) -> float:
     if beats < LEARN_BEATS:
         return max(OF_FLOOR_FIRST * floor_s, OF_LONGEST * longest_s)
     return max(floor_s, OF_LONGEST * longest_s, OF_STEP * step_s)
+
+
+def usual(times: Sequence[float]) -> float:
+    """What an iteration takes in this window: the mean without the tenth that was quickest and the tenth that
+    was slowest, one of each at least. Whoever is throttled computes in bursts, and half of its iterations may
+    show nothing: a median would not, either. A single stumble is left out as a median leaves it out.
+    """
+    ordered = sorted(times)
+    cut = max(1, len(ordered) // 10) if len(ordered) > 2 else 0
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 def own_of(ranks: Iterable[RankFacts]) -> Mapping[int, Own]:

@@ -2,15 +2,21 @@
 
 In a synchronous training everybody's step takes as long as the slowest rank's, so step times tell nothing.
 What a rank did between collectives does (`worker.beat`). Of each window of iterations every rank gives its
-median own work, up to the first collective and up to the last. A rank is slow in a window if one of them lies
+usual own work, up to the first collective and up to the last. A rank is slow in a window if one of them lies
 above its peers' median by more than `FACTOR_MIN`, by more than the peers differ among themselves, and by a
 part of the step that is worth mentioning. Where most look slow at once there is a common cause, and nobody
 is.
 
+Peers are ranks with the same work: those that reduce or gather data together, be it over several groups
+(`equals`). Stages of a pipeline do that each among themselves, and are compared each among themselves. Yet a
+stage hands its lateness on to the next where nothing tells how long that waited; so of slow ranks in several
+stages, on several nodes, only those are named whose own processor time shows that it was their doing.
+
 One window proves nothing: a mark needs `BAD_WINDOWS` in a row, and goes away after `GOOD_WINDOWS` in a row.
 It is made only where moving the node out pays: what is won until the end against what a restart costs.
-A slow link shows in no rank's own work: it slows the collective itself, for everybody. The performance check
-finds that (`checks/allreduce.py`).
+A slow link shows in no rank's own work: it slows the collective itself, for everybody. What each rank's
+connections deliver tells that (`core.anomalies`, `network.drop`), and the performance check
+(`checks/allreduce.py`).
 """
 
 from __future__ import annotations
@@ -61,12 +67,17 @@ class Slow(NamedTuple):
         """The part of an iteration that everybody loses to it."""
         return min(1.0, (self.own_us - self.peers_us) / max(self.step_us, self.own_us))
 
+    @property
+    def computes_more(self) -> bool:
+        """Whether its processor time explains it."""
+        grew = self.cpu_us / self.peers_cpu_us if self.peers_cpu_us > 0 else 1.0
+        return grew > 1 + (self.ratio - 1) / 2
+
     def describe(self) -> str:
         """With numbers, for a person."""
-        grew = self.cpu_us / self.peers_cpu_us if self.peers_cpu_us > 0 else 1.0
         why = (
             f"it computes more ({self.cpu_us / 1000:.3g} ms CPU a step, peers {self.peers_cpu_us / 1000:.3g})"
-            if grew > 1 + (self.ratio - 1) / 2
+            if self.computes_more
             else "it doesn't compute more: starved, throttled, or waiting for data"
         )
         return (
@@ -76,9 +87,36 @@ class Slow(NamedTuple):
         )
 
 
-def slow_ranks(window: Mapping[int, Own]) -> dict[int, Slow]:
-    """Who is slow in this window. Empty if most seem so, or if there are too few to compare."""
+def equals(window: Mapping[int, Own]) -> list[frozenset[int]]:
+    """Ranks with the same work, together: whoever is in a group of equals with another. Those of whom no
+    group is known are compared with one another.
+    """
+    by_key: dict[int, set[int]] = {}
+    for rank, own in window.items():
+        for key in own.groups or (0,):
+            by_key.setdefault(key, set()).add(rank)
+    found: list[set[int]] = []
+    for ranks in by_key.values():
+        apart = [each for each in found if not each & ranks]
+        joined = set(ranks).union(*(each for each in found if each & ranks))
+        found = [*apart, joined]
+    return [frozenset(ranks) for ranks in found]
+
+
+def slow_ranks(window: Mapping[int, Own], node_of: Mapping[int, str] | None = None) -> dict[int, Slow]:
+    """Who is slow in this window. Empty if most seem so, or if there are too few to compare. `node_of`: where
+    ranks are, each on a node of its own without.
+    """
     known = {rank: own for rank, own in window.items() if own.count >= COUNT_MIN}
+    several = [_slow_among({rank: known[rank] for rank in ranks}) for ranks in equals(known)]
+    found = {rank: slow for each in several for rank, slow in each.items()}
+    places = {(node_of or {}).get(rank, str(rank)) for rank in found}
+    if sum(map(bool, several)) > 1 and len(places) > 1:
+        return {rank: slow for rank, slow in found.items() if slow.computes_more}
+    return found
+
+
+def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
     if len(known) < RANKS_MIN:
         return {}
     found: dict[int, Slow] = {}

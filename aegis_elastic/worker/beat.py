@@ -9,7 +9,11 @@ all collectives of the iteration are over and all ranks are about equally far; s
 next iteration's first collective is this rank's own (the step, the loader, forward, some of backward), and
 so is the time to its last one as far as collectives are only handed over in between, as DDP does. When they
 were handed over is in torch's flight recorder, which is read now and then: reading costs some milliseconds,
-so it is done the more rarely the longer it takes.
+so it is done the more rarely the more processor time it takes (not the longer: a rank that is throttled would
+look so rarely that nobody saw it).
+
+Whose own work is alike? That of ranks which reduce or gather something of weight together: the stages of a
+pipeline do that each among themselves. So the process groups that carry this rank's bytes are told, too.
 
 Nothing here may raise, print, or leave a thread. Standard library only and old syntax: it is loaded by path
 into whatever Python the user runs.
@@ -34,6 +38,12 @@ WARM_BEATS = 3
 # An optimizer that was stepped first but hasn't been for so many steps of others isn't coming back.
 GONE_BEATS = 256
 MARKS = 512
+# Groups change rarely, if ever: they are found out at one look in so many.
+GROUPS_LOOKS = 32
+# A group that carries a smaller share of the bytes synchronises (losses, norms, flags) and links no equals.
+GROUP_SHARE = 0.001
+# What frameworks call groups whose ranks have different work (Megatron's, DeviceMesh's).
+UNLIKE = ("pipeline", "embedding", "mesh_pp", "pp_", "_pp")
 OPTIMIZERS_MAX = 4096  # one for each parameter is a thing that people do
 
 
@@ -55,6 +65,7 @@ class Beat:
         self._sampled = 0
         self._look_ns = 0
         self._cpu = (0, 0)  # iterations, CPU ns of the main thread, at the last look
+        self._looks = 0
         self._on = True
 
     def before(self, optimizer: "Any", args: "Any", kwargs: "Any") -> None:
@@ -113,21 +124,67 @@ class Beat:
     # ------------------------------------------------------------ own work
 
     def _look(self, now_ns: int) -> None:
-        began_ns = time.perf_counter_ns()
+        began_ns = time.thread_time_ns()
         try:
             entries = _entries()
             samples = own_work(entries, list(self._marks), self._sampled) if entries else []
+            if samples:
+                self._look_at_groups(entries)
         except Exception:  # noqa: BLE001 - another torch, another form: then own work isn't known
             self._look_ns = 1 << 62
             return
         cpu_ns = time.thread_time_ns()
-        look_ns = time.perf_counter_ns() - began_ns
+        look_ns = cpu_ns - began_ns
         self._look_ns = now_ns + max(LOOK_NS, look_ns * LOOK_SHARE)
         iterations, before_ns = self._cpu
         self._cpu = self._iterations, cpu_ns
         if samples:
             self._sampled = samples[-1][0]
             self._slot.own(samples, (cpu_ns - before_ns) // max(1, self._iterations - iterations), look_ns)
+
+    def _look_at_groups(self, entries: "list[dict[str, Any]]") -> None:
+        if self._looks % GROUPS_LOOKS == 0:
+            self._slot.groups(keys_of(groups_of(entries), _members()))
+        self._looks += 1
+
+
+def groups_of(entries: "list[dict[str, Any]]") -> "list[str]":
+    """Names of the process groups whose ranks have the same work as this one, by the flight recorder's
+    ``entries``: those that carry a share of its bytes, the heaviest first.
+    """
+    carried = {}  # type: dict[str, int]
+    for entry in entries:
+        name, about = entry.get("process_group") or ("", "")
+        about = about.lower()
+        if name and not entry.get("is_p2p") and not any(word in about for word in UNLIKE):
+            carried[name] = carried.get(name, 0) + sum(_size(shape) for shape in entry["input_sizes"])
+    least = GROUP_SHARE * sum(carried.values())
+    heavy = [name for name, size in carried.items() if size > least]
+    return sorted(heavy, key=lambda name: -carried[name])
+
+
+def _size(shape: "list[int]") -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def keys_of(names: "list[str]", members: "dict[str, list[int]]") -> "list[int]":
+    """A number for each of these groups that is the same on all of its ranks, and no other group's: names
+    are counted by every process for itself, so the number is made of the members.
+    """
+    import zlib
+
+    lists = [sorted(members[name]) for name in names if name in members]
+    return [len(ranks) << 32 | zlib.crc32(repr(ranks).encode()) for ranks in lists if len(ranks) > 1]
+
+
+def _members() -> "dict[str, list[int]]":
+    """Global ranks by group name. Gloo's recorder doesn't say them, and torch lists no groups in public."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    names, ranks = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
+    return {name: list(ranks[group]) for group, name in list(names.items()) if group in ranks}
 
 
 def own_work(

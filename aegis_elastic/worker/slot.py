@@ -11,6 +11,7 @@ Layout, version 1, little-endian, ``SIZE`` bytes::
      128  call   calls of ``aegis_elastic.progress``: calls, step, monotonic ns of the last
      192  own    samples in the ring so far, CPU ns a step of the main thread, ns that the last look took
      256  saved  calls of ``checkpoint_saved``: calls, step, wall ns, path (at most PATH_BYTES_MAX, utf-8)
+    3072  groups how often they were told; then GROUPS_MAX numbers of groups of equals, 0: none
     4096  ring   RING samples of own work: step, then µs to its first and its last collective, and in all
 
 ``agents/slots.py`` reads. Standard library only, without typing (which costs a rank time), and old syntax: it
@@ -35,6 +36,8 @@ BEAT, BEAT_AT = struct.Struct("<QQqqqqQ"), 64
 CALL, CALL_AT = struct.Struct("<QQqqQ"), 128
 OWN, OWN_AT = struct.Struct("<QQqqQ"), 192
 SAVED, SAVED_AT = struct.Struct("<QQqqH%dsQ" % PATH_BYTES_MAX), 256  # noqa: UP031 - old syntax
+GROUPS_MAX = 8
+GROUPS, GROUPS_AT = struct.Struct("<Q%dQQ" % GROUPS_MAX), 3072  # noqa: UP031 - old syntax
 SAMPLE, RING_AT = struct.Struct("<IIII"), 4096
 _MICROS_MAX = (1 << 32) - 1
 
@@ -53,6 +56,7 @@ class Slot:
             os.close(handle)
         self._number = 0
         self._samples = 0
+        self._groups = 0
         # What was there before, another process of this rank wrote: its numbers must not come again.
         self._calls = CALL.unpack_from(self._map, CALL_AT)[0]
         self._saves = SAVED.unpack_from(self._map, SAVED_AT)[0]
@@ -86,3 +90,9 @@ class Slot:
             self._samples += 1
         count = self._samples
         OWN.pack_into(self._map, OWN_AT, count, count, cpu_ns, look_ns, count)
+
+    def groups(self, keys: "list[int]") -> None:
+        """Say in which process groups its equals are, by number; more than GROUPS_MAX are left out."""
+        self._groups = number = self._groups + 1
+        told = (list(keys) + [0] * GROUPS_MAX)[:GROUPS_MAX]
+        GROUPS.pack_into(self._map, GROUPS_AT, number, *told, number)

@@ -7,13 +7,18 @@ import random
 import pytest
 
 from aegis_elastic.core.pace import Own
-from aegis_elastic.core.straggler import BAD_WINDOWS, GOOD_WINDOWS, Watch, follow, pays, slow_ranks
+from aegis_elastic.core.straggler import BAD_WINDOWS, GOOD_WINDOWS, Watch, equals, follow, pays, slow_ranks
 
 
 def own(
-    first_ms: float, last_ms: float, step_ms: float = 200.0, cpu_ms: float = 100.0, count: int = 10
+    first_ms: float,
+    last_ms: float,
+    step_ms: float = 200.0,
+    cpu_ms: float = 100.0,
+    count: int = 10,
+    groups: tuple[int, ...] = (),
 ) -> Own:
-    return Own(1, count, first_ms * 1e3, last_ms * 1e3, step_ms * 1e3, cpu_ms * 1e3)
+    return Own(1, count, first_ms * 1e3, last_ms * 1e3, step_ms * 1e3, cpu_ms * 1e3, groups)
 
 
 def window(*first_ms: float) -> dict[int, Own]:
@@ -100,3 +105,53 @@ def test_moving_out_must_pay() -> None:
     assert pays(0.2, trained_s=60.0)
     assert not pays(0.01, trained_s=60.0)
     assert pays(0.01, trained_s=86400.0), "a job that has run for a day will run on"
+
+
+def pipeline(*first_ms: float, cpu_ms: dict[int, float] | None = None) -> dict[int, Own]:
+    """Two stages of three ranks each, the second with 60 % more to do; all six share a few bytes at most."""
+    more = cpu_ms or {}
+    return {
+        rank: own(time, time * 1.1, 260, more.get(rank, (100, 160)[rank // 3]), groups=(31 + rank // 3,))
+        for rank, time in enumerate(first_ms)
+    }
+
+
+def test_stages_of_a_pipeline_are_compared_each_among_themselves() -> None:
+    assert slow_ranks(pipeline(100, 101, 99, 160, 161, 159)) == {}
+    assert set(slow_ranks(pipeline(100, 101, 99, 160, 210, 159))) == {4}
+    assert set(slow_ranks(pipeline(130, 101, 99, 160, 161, 159))) == {0}, "it is quicker than the other stage"
+    found = slow_ranks(pipeline(130, 101, 99, 160, 161, 159))[0]
+    assert (round(found.peers_us), found.peers_cpu_us) == (110000, 100e3), "before its last collective"
+
+
+def test_lateness_that_a_stage_hands_on_is_not_its_own() -> None:
+    """Where nothing says how long a rank waited for the stage before it, both ranks come late."""
+    late = (100, 140, 99, 160, 200, 159)
+    assert slow_ranks(pipeline(*late)) == {}, "one waits for the other, and it can't be told who"
+    assert set(slow_ranks(pipeline(*late, cpu_ms={1: 141}))) == {1}
+    assert set(slow_ranks(pipeline(*late, cpu_ms={4: 205}))) == {4}
+    node_of = {rank: f"n{rank % 3}" for rank in range(6)}
+    assert set(slow_ranks(pipeline(*late), node_of)) == {1, 4}, "they share a node: that one is slow"
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "expected"),
+    [
+        ("nobody knows", [(), (), ()], [{0, 1, 2}]),
+        ("all reduce together", [(9,), (9,), (9,)], [{0, 1, 2}]),
+        ("two stages", [(1,), (1,), (2,), (2,)], [{0, 1}, {2, 3}]),
+        ("tensor and data parallel", [(1, 5), (1, 6), (2, 5), (2, 6)], [{0, 1, 2, 3}]),
+        ("sharded and replicated", [(1, 5), (1, 6), (2, 6), (2, 5), (3,)], [{0, 1, 2, 3}, {4}]),
+        ("a chain", [(1,), (1, 2), (2, 3), (3,)], [{0, 1, 2, 3}]),
+    ],
+)
+def test_equals_are_who_is_linked_by_groups(
+    name: str, groups: list[tuple[int, ...]], expected: list[set[int]]
+) -> None:
+    found = equals({rank: own(100, 120, groups=keys) for rank, keys in enumerate(groups)})
+    assert sorted(map(sorted, found)) == sorted(map(sorted, expected)), name
+
+
+def test_pairs_of_equals_cant_tell_who_is_slow() -> None:
+    pairs = {rank: own(100 + 50 * (rank == 1), 170, groups=(rank // 2 + 1,)) for rank in range(4)}
+    assert slow_ranks(pairs) == {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 from aegis_elastic.agents.slots import SlotReader
-from aegis_elastic.worker.beat import own_work
+from aegis_elastic.worker.beat import groups_of, keys_of, own_work
 from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
@@ -154,6 +155,73 @@ def test_own_work_of_iterations_that_cant_be_known_is_not_made_up() -> None:
 def test_where_the_device_tells_how_long_collectives_took_the_rest_is_own_work() -> None:
     entries = [entry(90, 1.0), entry(110, 40.0), entry(120, 20.0)]
     assert own_work(entries, marks(100, 200), 0) == [(2, 10000, 40000, 100000)]
+
+
+def reduced(name: str, *shape: int, about: str = "undefined", p2p: bool = False) -> dict[str, object]:
+    return {"process_group": (name, about), "input_sizes": [list(shape)], "is_p2p": p2p}
+
+
+def test_equals_are_whom_a_rank_shares_its_bytes_with() -> None:
+    """A loss that all reduce, an activation for the next stage, an embedding that two stages share: none."""
+    entries = [
+        *[reduced("2", 1000, 64)] * 3,
+        reduced("0", 1, about="default_pg"),
+        reduced("5", 1000, 64, p2p=True),
+        reduced("6", 1000, 64, about="EMBEDDING_GROUP"),
+        reduced("7", 1000, 64, about="mesh_pp"),
+        reduced("8", 4000, 64, about="tensor_model_parallel"),
+        reduced("9"),
+    ]
+    assert groups_of(entries) == ["8", "2"]
+    assert groups_of([]) == []
+
+
+def test_a_group_has_one_number_whatever_it_is_called_and_however_it_is_listed() -> None:
+    here = keys_of(["a", "c", "gone", "alone"], {"a": [0, 1], "c": [2, 0], "alone": [0]})
+    assert here == keys_of(["x", "y"], {"x": [1, 0], "y": [0, 2]})
+    assert len(set(here)) == 2
+
+
+GROUPS = """
+import os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from aegis_elastic.agents.slots import SlotReader
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+stages = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+p = torch.nn.Parameter(torch.zeros(4096)); p.grad = torch.ones(4096)
+sgd = torch.optim.SGD([p], lr=0.1)
+slot = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / str(rank))
+end = torch.zeros(1)
+while not end.item():
+    dist.all_reduce(p.grad, group=stages[rank // 2])
+    dist.all_reduce(end.fill_(bool(slot.groups())), op=dist.ReduceOp.MIN)
+    sgd.step()
+print(rank, *slot.groups())
+dist.destroy_process_group()
+"""
+
+
+def test_two_stages_tell_of_two_groups(tmp_path: Path) -> None:
+    more = {VARIABLE: str(tmp_path), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "4"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        more["MASTER_PORT"] = str(free.getsockname()[1])
+    base = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", GROUPS],
+            env=prepare_env({**base, "RANK": str(rank)}),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in ranks]
+    groups = {int(rank): keys for rank, *keys in said}
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+    assert all(len(keys) == 1 for keys in groups.values()), "the flag that all reduce links nobody"
 
 
 def test_the_names_of_torch_that_are_needed() -> None:
