@@ -48,11 +48,15 @@ def _strays() -> list[int]:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether this is a guard, or one of our modules run by `python -m`: plane, master, checks."""
+    """Whether this is a guard, or one of our modules run by `python -m`: plane, master, checks. Checks that
+    were forked say that they are in their title, which is one word.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    if b" -m " in words[0] and not any(words[1:]):
+        words = words[0].split(b" ")
     run_as_module = b"-m" in words[:4] and any(word.startswith(_OUR_MODULES) for word in words[:5])
     return run_as_module or os.fsencode(GUARD_PROGRAM) in words
 

@@ -162,14 +162,15 @@ class Master:
         # A key that is none is found out before its bearer has a seat.
         names.inbox(hello.user_public_key)
         await self._arrivals.no_rival(hello.worker, hello.uid)
-        # A worker that grew tired of waiting asks again: both calls get the one answer.
-        answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
         risk = await self.desks.before_join(hello.node_name)
+        who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
+        join = Join(*who, risk)  # ValueError for values that can't be
         if hello.attempt > self._status.attempt and await self._arrivals.nobody_left():
             self._over.clear()
             self.feed(Requeued(hello.attempt))
-        who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
-        self.feed(Join(*who, risk))
+        # A worker that grew tired of waiting asks again: both calls get the one answer.
+        answer = self._answers.setdefault(hello.uid, asyncio.get_running_loop().create_future())
+        self.feed(join)
         refusal = await answer
         if refusal and (not hello.parks or self._status.phase in TERMINAL):
             raise Refused(refusal)

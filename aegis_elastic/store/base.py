@@ -1,5 +1,6 @@
 """What every store does the same way, whichever it is: it is open or closed, and ends what it handed out."""
 
+import weakref
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
@@ -16,8 +17,10 @@ class StoreBase(ABC):
     def __init__(self, timeout_s: float) -> None:
         """`timeout_s`: how long an operation waits for its answer."""
         self._timeout_s = timeout_s
-        self._watches: set[Watch] = set()
-        self._leases: set[Lease] = set()
+        # Weakly: a lease that is refreshed and a watch that is listened to are held elsewhere, and of those
+        # that have ended a master that lives for months would hand out ever more.
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._closed = False
 
     def watch(self, prefix: str) -> Watch:
@@ -35,9 +38,9 @@ class StoreBase(ABC):
     async def close(self) -> None:
         """See `Store.close`."""
         self._closed = True
-        for lease in self._leases:
+        for lease in tuple(self._leases):
             lease._end()
-        for watch in self._watches:
+        for watch in tuple(self._watches):
             await watch.stop()
 
     @abstractmethod

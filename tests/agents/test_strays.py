@@ -11,7 +11,8 @@ from tests.agents.processes import ended
 # A launcher with a child of our own and one that leaves behind a helper that is deaf to SIGTERM.
 LAUNCHER = r"""
 import os, subprocess, sys
-from aegis_elastic.agents import strays
+from aegis_elastic.agents import forked, strays
+forked_checks = forked.fork_checks()
 DEAF = "import os, signal as s; s.signal(s.SIGTERM, s.SIG_IGN); print(os.getpid(), flush=True); s.pause()"
 LEAVER = (
     "import subprocess, sys\n"
@@ -24,8 +25,11 @@ ours = subprocess.Popen([sys.executable, "-m", "aegis_elastic.checks"], stdin=su
 leaver = subprocess.run([sys.executable, "-S", "-c", LEAVER, DEAF], stdout=subprocess.PIPE, text=True)
 print(int(leaver.stdout), ours.pid, flush=True)
 sys.stdin.readline()
-print(strays.end(), ours.poll(), flush=True)
+while b"-m aegis_elastic.checks" not in open(f"/proc/{forked_checks.pid}/cmdline", "rb").read():
+    pass
+print(strays.end(), ours.poll(), forked_checks.poll(), flush=True)
 sys.stdin.readline()
+forked_checks.discard()
 ours.kill()
 ours.wait()
 """
@@ -40,7 +44,7 @@ def test_leftovers_end_and_our_own_programs_live(tmp_path: Path) -> None:
         stray, ours = (int(pid) for pid in launcher.stdout.readline().split())
         assert Path(f"/proc/{stray}").exists()
         print(file=launcher.stdin, flush=True)
-        assert launcher.stdout.readline() == "[] None\n", "all strays have ended, ours lives"
+        assert launcher.stdout.readline() == "[] None None\n", "all strays have ended, ours live"
         assert ended(stray)
         assert Path(f"/proc/{ours}").exists()
         print(file=launcher.stdin, flush=True)

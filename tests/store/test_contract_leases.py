@@ -1,6 +1,7 @@
 """What every store promises of leases: one suite over all of them, with real servers."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -106,3 +107,19 @@ def test_a_lease_lives_through_a_quick_restart(over_servers: Over) -> None:
         await lease.release()
 
     over_servers(scenario)
+
+
+def test_a_store_forgets_the_leases_and_watches_that_have_ended(over_all: Over) -> None:
+    """A guard takes one for every action, for as long as a standing master lives."""
+
+    async def scenario(backend: Backend) -> None:
+        client = await backend.client()
+        for _ in range(5):
+            await (await client.lease("leader", b"one", 5)).release()
+            async with client.watch("leader"):
+                pass
+        await asyncio.sleep(0.1)
+        gc.collect()
+        assert len(client._leases) + len(client._watches) <= 1
+
+    over_all(scenario)

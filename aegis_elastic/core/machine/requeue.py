@@ -13,8 +13,12 @@ from typing import Any
 
 from aegis_elastic.core import accounting
 from aegis_elastic.core.events import Close, Dismiss, Event, Join, Quit, Reconcile, Requeued
-from aegis_elastic.core.machine.change import Transition, amend, fail, is_independent, move, nothing
+from aegis_elastic.core.machine.change import Transition, amend, edit, fail, is_independent, move, nothing
 from aegis_elastic.core.model import BOOTING, Phase, Status
+
+# Ranks that are told to end may save first, each as long as it takes: so long may the first agent be gone
+# before the last when a scheduler ends them all.
+TAKEN_AWAY_S = 120.0
 
 
 def give_up(s: Status, reason: str, name: str) -> Transition:
@@ -48,6 +52,10 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
         return nothing(s, "known already")
     if is_independent(s):
         return nothing(s, "nobody leads this job's ranks: they have ended with their agents")
+    if _taken_away(s, now):
+        before = max(pod.retries for pod in s.pods) - 1
+        pods = tuple(edit(pod, retries=min(pod.retries, before)) for pod in s.pods)
+        s = amend(s, pods=pods, recover_count=before)
     if accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry):
         worst = max(pod.retries for pod in s.pods)
         return fail(
@@ -55,7 +63,7 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
             f"retries used up before the requeue: {worst} failures, at most {s.spec.max_retry} allowed",
             "requeued",
         )
-    # The charge of a recovery that the scheduler cut short stands.
+    # The charge of a failure whose recovery the scheduler cut short stands.
     count = accounting.recover_count((pod.retries for pod in s.pods), s.spec.max_retry)
     fresh: dict[str, Any] = {
         "pods": (), "spares": (), "checks": (), "clues": (), "root": "", "marks": (), "held": "",
@@ -66,3 +74,15 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
         recover_count=s.recover_count if s.phase in BOOTING else count, attempt=max(e.attempt, s.attempt),
         deadline=now + s.spec.join_timeout_s, **fresh,
     )  # fmt: skip
+
+
+def _taken_away(s: Status, now: float) -> bool:
+    """Whether what stands in the accounts is the scheduler's own doing: all agents ended together, one of
+    them was missed before the new start was told, and none came back. A failure was told by its agent, and
+    a lost node's neighbours lived on.
+    """
+    lost = s.phase is Phase.RESTARTING and s.charged and not s.last_root and any(pod.gone for pod in s.pods)
+    if not lost or (s.suspended and not all(pod.gone for pod in s.pods)):
+        return False
+    ended_at = [pod.updated_timestamp if pod.gone else now for pod in s.pods]
+    return max(ended_at) - min(ended_at) <= TAKEN_AWAY_S
