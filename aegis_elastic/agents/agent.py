@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from aegis_elastic.agents import alone, requests
 from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.body import Outcome
@@ -154,11 +156,21 @@ class AegisElasticAgent(IndependentBody):
         """Our Error is unanswered, and yet the master speaks: it lives, and is finding out whose failure came
         first. Who helped themselves now would have the failure counted twice.
         """
+        self._note_hanging(order)
         waiting = self._said[0] is MessageType.ERROR and self._deadline is not None
         if waiting and not self._alone and self._order is not None and order.seq_num == self._order.seq_num:
             self._wait(ANSWER_S, self._end_alone)
         elif self._link.echo_due:
             self._say_again()
+
+    def _note_hanging(self, order: Order) -> None:
+        """All agents are told when training hangs, whoever holds it up. They say so, and kill nothing."""
+        (kind, data), state = self._said, "hanging" if order.hanging else "running"
+        ours = self._order is not None and order.seq_num == self._order.seq_num
+        if ours and {data.state, state} == {"running", "hanging"}:
+            what = f"hangs, and nothing is stopped: {order.hanging}" if order.hanging else "moves again"
+            self._narrate(f"the control plane says that training {what}")
+            self._say(kind, msgspec.structs.replace(data, state=state))
 
     def _heed(self) -> None:
         """What we said of the last order says nothing of this one: a Finish must not be repeated under its

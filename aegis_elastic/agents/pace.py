@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.agents.checker import start_checks
+from aegis_elastic.agents.checker import end_checks, start_checks
 from aegis_elastic.agents.rank_view import RankView
 from aegis_elastic.agents.shared_folder import SharedFolder
 from aegis_elastic.agents.slots import SlotReader
@@ -43,6 +43,8 @@ STACKS_TIMEOUT_S = 15.0
 # Snapshots a look of those who don't wait in a collective: a loop of a few calls is seen in one of them
 # mostly.
 SAMPLES = 7
+# The process that reads them takes a second to start: it stands ready when the first look is near.
+AHEAD_S = 2.0
 CLOSE_S = 2.0
 # In a report: enough for any file system, and bounded.
 PATH_CHARS = 2048
@@ -67,6 +69,7 @@ class PaceWatcher:
         self._facts: Facts | None = None
         self._over: Watched | None = None
         self._reading: subprocess.Popen[bytes] | None = None
+        self._ready: subprocess.Popen[bytes] | None = None  # the thread's own
         self._longest_s: dict[int, float] = {}
         # Steps said and steps counted when the ranks of the last two incarnations ended.
         self._reached_last: tuple[int, int] = (-1, -1)
@@ -154,7 +157,9 @@ class PaceWatcher:
                 for view in views.values():
                     view.close()
                 views = {}
+                self._send_away()
             if closing:
+                self._send_away()
                 return
             if ranks is None:
                 self._signal.wait()
@@ -187,6 +192,8 @@ class PaceWatcher:
             node.looks += 1
             later = node.looks >= STACKS_CLOSE
             self._read_stacks(ranks, views)
+            if not later:
+                self._make_ready()
             now_s = time.monotonic()
             node.stacks_s = now_s + (STACKS_LATER_S if later else STACKS_S)
             known = [self._remembered(view.facts(now_s)) for view in views.values()]
@@ -196,6 +203,10 @@ class PaceWatcher:
             if node.looks:
                 logger.warning("training moves again")
             node.looks, node.stacks_s = 0, 0.0
+            if idle_s >= patience - AHEAD_S and any(view.beats for view in views.values()):
+                self._make_ready()
+            else:
+                self._send_away()
         held = frozenset(view.rank for view in views.values() if view.stopped(now_s))
         urgent = suspected or held != node.held
         node.held = held
@@ -217,11 +228,22 @@ class PaceWatcher:
         self._longest_s[facts.rank] = longest_s
         return msgspec.structs.replace(facts, longest_s=longest_s)
 
+    def _make_ready(self) -> None:
+        if self._ready is None:
+            self._ready = start_checks(without_secrets(os.environ))
+
+    def _send_away(self) -> None:
+        if self._ready is not None:
+            end_checks(self._ready)
+            self._ready = None
+
     def _read_stacks(self, ranks: Watched, views: dict[int, RankView]) -> None:
         """Ask the hang check, which ends with this thread at the latest."""
         pids = {rank: view.pid for rank, view in views.items() if not view.ended}
         request = CheckRequest(checks=("hang",), node=self._node, rank_pids=pids, samples=SAMPLES)
-        process = start_checks(without_secrets(os.environ))
+        self._make_ready()
+        process, self._ready = self._ready, None
+        assert process is not None
         with self._lock:
             if self._ranks is not ranks:
                 process.kill()  # before it was asked anything: there will be no results

@@ -106,6 +106,10 @@ class Saver:
         os.write(self._wake_fd, b"\0")
         if self._thread is not None:
             self._thread.join(GRACE_S + CLOSE_S + CLOSE_S)
+            if self._thread.is_alive():
+                # It still looks at them: closed, their numbers would soon be other files'.
+                logger.warning("the saver's guard gives no answer; the saver ends with this process")
+                return
         os.close(self._read_fd)
         os.close(self._wake_fd)
 

@@ -30,7 +30,7 @@ from aegis_elastic.control.doors import Refused
 from aegis_elastic.control.keeper import Keeper
 from aegis_elastic.control.performer import STATUS_FILE, Journal, Performer
 from aegis_elastic.control.roll import Roll
-from aegis_elastic.core import messages, words
+from aegis_elastic.core import messages, orders, words
 from aegis_elastic.core.events import (
     Close,
     Dismiss,
@@ -119,6 +119,7 @@ class Master:
         self._repeat_at = 0.0
         self._decided_at = 0.0
         self._published_at = 0.0
+        self._hanging = ""
         self._over = asyncio.Event()
         self._adopt_or_create(begun, begun_at)
 
@@ -366,6 +367,9 @@ class Master:
         if done:
             self.desks.followed(status, done)
             self._tell_plane()
+            if orders.hanging(status) != self._hanging:
+                self._hanging = orders.hanging(status)
+                await self._publish_order()
 
     def _answer(self, events: Sequence[Event]) -> None:
         for event in events:

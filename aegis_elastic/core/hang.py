@@ -9,8 +9,9 @@
 Patience comes first: as long as somebody makes steps, or the pause is one that this job has made before,
 there is no verdict at all. Then stacks, several looks apart. Only what stands at the very same place at every
 look is called still, and what saves, compiles or imports is never held against a rank: rank 0 writing a
-checkpoint ten times longer than usual looks, from outside, exactly like a rank that will never come. When in
-doubt the verdict is stalled, which restarts nothing.
+checkpoint ten times longer than usual looks, from outside, exactly like a rank that will never come. Nor is
+whoever is awaited at a barrier: who puts one there expects some ranks long before others, as when one of them
+evaluates. When in doubt the verdict is stalled, which restarts nothing.
 
 A heartbeat is seen from outside, by the process's state: a thread of ours inside the rank would stop with
 any extension that holds the interpreter, and call a healthy compilation frozen.
@@ -28,7 +29,7 @@ from aegis_elastic.core.stacks import Stack
 
 # Looks in a row at one place before a rank counts as still, and the longest wait for everybody's looks.
 STEADY_LOOKS = 3
-LOOKS_WITHIN_S = 30.0
+LOOKS_WITHIN_S = 9.0
 # A job that tells of no steps is judged by process states alone, after this.
 UNTOLD_S = 120.0
 # A process may be in the kernel for a while (a slow file system), and stopped for a moment.
@@ -49,6 +50,7 @@ _EXCUSES = (
 )
 # Who reads and writes so much is at work, whatever its code is called.
 IO_BYTES_S = 1e6
+_BARRIERS = ("barrier", "monitored_barrier")
 
 
 class Seen(NamedTuple):
@@ -147,8 +149,10 @@ def _by_stacks(alive: Sequence[Seen], pause: str, waited_s: float) -> Hang | Non
     outside = [seen for seen in alive if seen not in waiting]
     standing = _standing(alive, where)
     if waiting and outside and len(outside) <= len(waiting):
+        awaited = all(stacks.waits(where[seen.facts.rank]) in _BARRIERS for seen in waiting)
         for seen in outside:
             excuse = _excuse(where[seen.facts.rank], seen.facts.io_bytes_s)
+            excuse = excuse or ("is awaited at a barrier" if awaited else "")
             if excuse:
                 told = f"rank {seen.facts.rank} {excuse} while {len(waiting)} wait for it"
                 return Hang(Verdict.STALLED, seen, f"{pause}: {told}; {standing}")

@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from aegis_elastic.core.model import Mode, Phase, Status
+from aegis_elastic.core.model import Mode, Phase, Status, Verdict
 from aegis_elastic.core.ranks import Seat, seating
 
 
@@ -56,6 +56,7 @@ class Order(msgspec.Struct, frozen=True, rename="camel"):
     TORCHELASTIC_RESTART_COUNT: how often training has been started before. `clues`: what the failure points
     at, for a troubleshooting. `peers`: what the median of all workers has for figures of the checks, as far
     as the master knows them from an earlier round; it isn't part of the status, and nothing is decided by it.
+    `hanging`: what holds training up, and where; noted by all, and nothing is stopped because of it.
     """
 
     seq_num: int
@@ -71,6 +72,19 @@ class Order(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
     clues: tuple[str, ...] = ()
     peers: dict[str, float] = {}
+    hanging: str = ""
+
+
+_HANGS = (Verdict.FROZEN, Verdict.DESYNC, Verdict.STALLED)
+_REASON_CHARS_MAX = 500
+
+
+def hanging(status: Status) -> str:
+    """What holds the training of this status up, by the marks; "" if nothing does."""
+    if status.phase is not Phase.RUN_COMMAND:
+        return ""
+    told = (f"{mark.verdict.value}: {mark.reason}" for mark in status.marks if mark.verdict in _HANGS)
+    return next(told, "")[:_REASON_CHARS_MAX]
 
 
 def wanted(status: Status) -> Order:
@@ -93,4 +107,5 @@ def wanted(status: Status) -> Order:
         outcome=("Requeue" if status.suspended else status.phase.value) if action is Action.CLOSE else "",
         reason=status.suspended or status.fail_reason,
         clues=status.clues if action is Action.TROUBLESHOOT else (),
+        hanging=hanging(status),
     )

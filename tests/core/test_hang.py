@@ -19,6 +19,8 @@ SAVES = (Frame("_save", "/x/site-packages/torch/serialization.py", 900), Frame("
 COMPILES = (Frame("compile_fx", "/x/site-packages/torch/_inductor/compile_fx.py", 5), STEP)
 UPLOADS = (Frame("send", "/usr/lib/python3.11/ssl.py", 1180), Frame("publish", "train.py", 90))
 GATHERS = (Frame("all_gather", C10D, 3000), Frame("log", "train.py", 44))
+BARRIER = (Frame("barrier", C10D, 4000), Frame("evaluate", "train.py", 56))
+SCORES = (Frame("score", "metrics.py", 3), Frame("evaluate", "train.py", 55))
 HOOK = (
     Frame("slow_hook", "train.py", 90),
     Frame("_engine_run_backward", "/x/torch/autograd/graph.py", 1),
@@ -63,6 +65,10 @@ def test_a_rank_in_another_collective_is_one_too() -> None:
     assert "rank 1 of n1 stands at train.py:44 (log) in all_gather" in hang.reason
 
 
+def test_a_rank_in_another_collective_than_the_barrier_is_one_as_well() -> None:
+    assert verdict(world(BARRIER, BARRIER, GATHERS, BARRIER)) == (Verdict.DESYNC, 2)
+
+
 def test_of_two_ranks_the_one_that_doesnt_wait_is_named() -> None:
     assert verdict(world(WAITS, LOOPS)) == (Verdict.DESYNC, 1)
 
@@ -99,6 +105,7 @@ def test_everybody_stopped_is_a_suspended_job_and_nobodys_fault() -> None:
         ),
         ("rank 0 uploads", world(UPLOADS, WAITS, WAITS, WAITS)),
         ("rank 1 compiles and holds the interpreter", world(WAITS, COMPILES, WAITS, WAITS)),
+        ("rank 0 evaluates in one long call, awaited at a barrier", world(SCORES, BARRIER, BARRIER, BARRIER)),
         ("half here, half there", world(EVALUATES, EVALUATES, LOOPS, LOOPS)),
     ],
 )
@@ -116,9 +123,9 @@ def test_a_rank_that_moves_is_no_deadlock() -> None:
 
 
 def test_until_there_were_enough_looks_nothing_is_said() -> None:
-    waiting = world(WAITS, WAITS, WAITS, idle_s=70.0)
-    assert judge([*waiting, seen(3, LOOPS, steady=2, idle_s=70.0)]) == Judgement(False)
-    assert judge([*waiting, seen(3, steady=0, idle_s=70.0)]) == Judgement(False)
+    waiting = world(WAITS, WAITS, WAITS, idle_s=66.0)
+    assert judge([*waiting, seen(3, LOOPS, steady=2, idle_s=66.0)]) == Judgement(False)
+    assert judge([*waiting, seen(3, steady=0, idle_s=66.0)]) == Judgement(False)
     later = judge([*world(WAITS, WAITS, WAITS, idle_s=120.0), seen(3, idle_s=120.0)]).hang
     assert later is not None
     assert (later.verdict, later.sure) == (Verdict.STALLED, False)

@@ -76,10 +76,11 @@ def test_a_long_save_while_the_clock_jumps(tmp_path: Path, unmet: Callable[[str]
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("what", "who"), [("save", "0"), ("compile", "all"), ("evaluate", "all"), ("evaluate", "0")]
+    ("what", "who"),
+    [("save", "0"), ("compile", "all"), ("evaluate", "all"), ("evaluate", "0"), ("score", "0")],
 )
 def test_a_pause_ten_times_as_long_as_any_before(tmp_path: Path, what: str, who: str) -> None:
-    """Saving, a compilation that holds the interpreter, an evaluation on all ranks or on one."""
+    """Saving, compiling while the interpreter is held, evaluating: on all ranks, on one, in one long call."""
     with Job(tmp_path, nproc=4, flags=FLAGS) as job:
         job.start(write_training(tmp_path), str(tmp_path), what, who, str(AT), "30")
         wait_for(lambda: steps_of(tmp_path) > AT, "the end of the pause", 120.0)

@@ -57,6 +57,7 @@ def wait_slow(job: Job, folder: Path, since: int) -> Mark:
         ("slow compute", "0.036", "it computes more"),
         ("slow loader", "0.36", "waiting for data"),
         ("slow backward", "0.036", "it computes more"),
+        ("slow optimizer", "0.036", "it computes more"),
     ],
 )
 def test_more_work_or_a_slow_loader_is_marked_within_fifty_steps(

@@ -16,8 +16,17 @@ dist.init_process_group("gloo")
 rank, life = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
 model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-end, step = torch.zeros(1), 0
+end, step, late = torch.zeros(1), 0, False
+
+
+class Optimizer(torch.optim.SGD):
+    def step(self, closure=None):
+        if late and what == "slow optimizer":
+            compute(seconds)
+        return super().step(closure)
+
+
+optimizer = Optimizer(model.parameters(), lr=1e-3)
 
 
 class SlowDisk:
@@ -53,6 +62,10 @@ def compile_kernel():
     ctypes.PyDLL(None).sleep(int(seconds))  # and the interpreter is held all the while
 
 
+def score():
+    ctypes.CDLL(None).sleep(int(seconds))  # one call, from which nothing is heard until it is over
+
+
 def compute(cpu_s):
     until = time.thread_time() + cpu_s
     while time.thread_time() < until:
@@ -82,6 +95,8 @@ def seldom():
         save()
     elif what == "compile":
         compile_kernel()
+    elif what == "score":
+        score()
     elif what == "end":
         sys.exit(0)
 
@@ -93,6 +108,8 @@ while not end.item():
     compute(seconds if what == "compute" else 0.01)
     if late and step == at:
         seldom()
+    if what == "score" and step == at and life == 0:
+        dist.barrier()
     if late and what == "slow loader":
         time.sleep(seconds * (time.monotonic() - begun))  # so much longer, on busy cores, too
     if late and what == "slow compute":
