@@ -1,14 +1,20 @@
 """What watching progress costs a rank: a call of the hooks, a look at the flight recorder, whole steps,
 memory.
 
-    python -m benchmarks.progress [--calls 1000000] [--pairs 15] [--steps 500] [--step-ms 10] [--json FILE]
+    python -m benchmarks.progress [--calls 1000000] [--pairs 6] [--steps 400] [--blocks 120] [--step-ms 10]
+                                  [--json FILE]
 
-Calls: torch's hooks are called a million times around nothing, in a process that started as ranks do. Whole
-runs: a training of two gloo ranks with steps of 10 ms runs with and without `AEGIS_PROGRESS`, in pairs that
-take turns at being first, so that a machine that warms up or is disturbed favours neither. What is printed
-is the median of the pairs' differences (wall time, and CPU of the training thread: less noisy on busy cores),
-with the interval that holds the true median at 95 % whatever the distribution (order statistics), beside what
-calls and looks come to by themselves.
+About five minutes. Calls: torch's hooks are called a million times around nothing, in a process that started
+as ranks do. Whole runs: a training of two gloo ranks with steps of 10 ms runs with and without
+`AEGIS_PROGRESS`, in pairs that take turns at being first, so that a machine that warms up or is disturbed
+favours neither. What is printed is the median of the pairs' differences (wall time, and CPU of the training
+thread: less noisy on busy cores), with the interval that holds the true median at 95 % whatever the
+distribution (order statistics), beside what calls and looks come to by themselves.
+
+Two processes differ by more than the hooks cost, whatever runs in them. So one more run goes on and off by
+itself: blocks of 128 steps with torch's hooks in place and with them taken out take turns (A B B A ...), and
+each is compared with its neighbour. There, means are what counts: a look at the flight recorder is at a few
+steps only, on both ranks at the same. Their interval is that of a mean, from the differences themselves.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from typing import Any
 from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
+BLOCK_STEPS = 128
 ROOT = Path(__file__).resolve().parent.parent
 _CALLS = """
 import json, sys, time
@@ -66,13 +73,27 @@ def step():
     sgd.step()
     return until
 for _ in range(50): step()
-taken, cpu_s = [], 0.0
-for _ in range(steps):
-    begun, cpu = time.perf_counter(), time.thread_time()
-    until = step()
-    taken.append(time.perf_counter() - begun)
-    cpu_s += time.thread_time() - cpu
-    while time.perf_counter() < until: pass  # the rest of a step: work that our hooks have no part in
+def train(steps):
+    taken, cpu_s = [], 0.0
+    for _ in range(steps):
+        begun, cpu = time.perf_counter(), time.thread_time()
+        until = step()
+        taken.append(time.perf_counter() - begun)
+        cpu_s += time.thread_time() - cpu
+        while time.perf_counter() < until: pass  # the rest of a step: work that our hooks have no part in
+    return taken, cpu_s
+from torch.optim import optimizer as module
+places = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+hooks = [dict(place) for place in places]
+blocks = []
+for number in range(int(sys.argv[3])):
+    watched = number % 4 in (0, 3)
+    for place, kept in zip(places, hooks):
+        place.clear()
+        place.update(kept if watched else {})
+    taken, cpu_s = train(steps)
+    blocks.append([watched, sum(taken) / steps * 1e3, cpu_s / steps * 1e3])
+taken, cpu_s = train(steps) if not blocks else ([0.0], 0.0)
 looks = 0.0
 if os.environ.get("AEGIS_PROGRESS"):
     from pathlib import Path
@@ -80,7 +101,8 @@ if os.environ.get("AEGIS_PROGRESS"):
     work = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / os.environ["RANK"]).work()
     looks = work.look_ns / 1e6 if work else 0.0
 if dist.get_rank() == 0:
-    print(json.dumps({"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}))
+    told = {"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}
+    print(json.dumps({**told, "blocks": blocks}))
 dist.destroy_process_group()
 """
 
@@ -91,11 +113,11 @@ def _run(script: str, *args: str, rank: str = "0", **more: str) -> subprocess.Po
     return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def _answer(process: subprocess.Popen[str]) -> dict[str, float]:
+def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     output, _ = process.communicate()
     if process.returncode != 0:
         raise RuntimeError(f"cannot measure: a rank ended with {process.returncode}")
-    found: dict[str, float] = json.loads(output) if output else {}
+    found: dict[str, Any] = json.loads(output) if output else {}
     return found
 
 
@@ -105,13 +127,16 @@ def measure_calls(calls: int) -> dict[str, float]:
         return _answer(_run(_CALLS, str(calls), **{VARIABLE: folder}))
 
 
-def run_training(steps: int, step_ms: float, watched: bool, port: int) -> dict[str, float]:
-    """One whole run of two ranks; rank 0's mean step without the filling: wall and CPU, in ms."""
+def run_training(steps: int, step_ms: float, watched: bool, port: int, blocks: int = 0) -> dict[str, Any]:
+    """One whole run of two ranks; rank 0's mean step without the filling: wall and CPU, in ms. With `blocks`,
+    so many times that many steps, each as (watched, wall, CPU).
+    """
     with tempfile.TemporaryDirectory() as folder:
         more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         if watched:
             more[VARIABLE] = folder
-        ranks = [_run(_TRAIN, str(steps), str(step_ms), rank=rank, **more) for rank in "01"]
+        args = (str(steps), str(step_ms), str(blocks))
+        ranks = [_run(_TRAIN, *args, rank=rank, **more) for rank in "01"]
         answers = [_answer(process) for process in ranks]
         return answers[0]
 
@@ -126,12 +151,38 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[low], ordered[n - 1 - low]
 
 
+def of_mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and the bounds of its 95 % interval (normal: there are dozens of values)."""
+    mean = statistics.fmean(values)
+    half = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def _say_blocks(blocks: Sequence[tuple[bool, float, float]], step_ms: float) -> dict[str, Any]:
+    """What watching adds, from neighbours among the blocks."""
+    told = {}
+    for place, about in ((1, "wall time"), (2, "CPU of the main thread")):
+        shares = []
+        for first, second in zip(blocks[::2], blocks[1::2], strict=True):
+            watched, bare = (first, second) if first[0] else (second, first)
+            shares.append(100.0 * (watched[place] - bare[place]) / step_ms)
+        mean, low, high = of_mean(shares)
+        told[about] = [mean, low, high]
+        print(
+            f"one run, on and off in blocks, {about}: {mean:+.3f} % of a {step_ms:g} ms step, "
+            f"95 % interval {low:+.3f} to {high:+.3f} % ({len(shares)} pairs of {BLOCK_STEPS} steps; "
+            f"median {statistics.median(shares):+.3f} %)"
+        )
+    return told
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
     parser = argparse.ArgumentParser(description="What watching progress costs a rank.")
     parser.add_argument("--calls", type=int, default=1_000_000)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--blocks", type=int, default=120)
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
@@ -142,7 +193,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"steps (of which {calls['clock_ns']:.0f} ns are the clock's)"
     )
     print(f"slot: {SIZE} bytes of shared memory a rank")
-    runs: list[tuple[dict[str, float], dict[str, float]]] = []
+    alternating = run_training(BLOCK_STEPS, args.step_ms, True, 29849, args.blocks // 2 * 2)
+    results["blocks"] = alternating["blocks"]
+    results["blocks_share_percent"] = _say_blocks(alternating["blocks"], args.step_ms)
+    runs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for number in range(args.pairs):
         ran = {}
         for watched in (False, True) if number % 2 else (True, False):

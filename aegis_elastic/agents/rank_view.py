@@ -13,7 +13,7 @@ from aegis_elastic.core.pace import Own, RankFacts, usual
 from aegis_elastic.core.stacks import Stack
 
 # A window of own work: at least so many iterations, at least so long.
-WINDOW_COUNT, WINDOW_S = 5, 2.0
+WINDOW_COUNT, WINDOW_S = 5, 0.9
 STEPS = 64
 
 

@@ -10,7 +10,8 @@ next iteration's first collective is this rank's own (the step, the loader, forw
 so is the time to its last one as far as collectives are only handed over in between, as DDP does. When they
 were handed over is in torch's flight recorder, which is read now and then: reading costs some milliseconds,
 so it is done the more rarely the more processor time it takes (not the longer: a rank that is throttled would
-look so rarely that nobody saw it).
+look so rarely that nobody saw it). And all ranks read at the same iterations, at multiples of a power of two:
+each keeps all others waiting, and were they to take turns, a thousand of them would do so at every step.
 
 Whose own work is alike? That of ranks which reduce or gather something of weight together: the stages of a
 pipeline do that each among themselves. So the process groups that carry this rank's bytes are told, too.
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 HOOKED = "torch.optim.optimizer"
-# A look at the flight recorder: every so often, or so rarely that it takes this share of the time.
+# A look at the flight recorder: every so often at most, or so rarely that it takes this share of the time; at
+# least half as often, since the number of iterations in between is rounded down. The first comes early.
 LOOK_NS = 2 * 10**9
-LOOK_SHARE = 300
+LOOK_SHARE = 600
+FIRST_LOOK = 8
 # The first pauses are compilation and warming up: they say nothing about later ones.
 WARM_BEATS = 3
 # An optimizer that was stepped first but hasn't been for so many steps of others isn't coming back.
@@ -63,7 +66,8 @@ class Beat:
         self._marks = deque(maxlen=MARKS)  # type: deque[tuple[int, int]]  # iteration, wall ns of its step
         self._iterations = 0
         self._sampled = 0
-        self._look_ns = 0
+        self._period = FIRST_LOOK  # iterations between looks
+        self._looked = (0, 0)  # iterations, monotonic ns, at the last look
         self._cpu = (0, 0)  # iterations, CPU ns of the main thread, at the last look
         self._looks = 0
         self._on = True
@@ -108,11 +112,11 @@ class Beat:
             self._slot.beat(beats, self._step, now_ns, self._first_ns, self._longest_ns)
             if key == self._leader:
                 self._leader_beat = beats
-                if now_ns >= self._look_ns:
+                if not self._iterations % self._period:
                     self._look(now_ns)
             elif beats - self._leader_beat > GONE_BEATS or not self._leader:
                 self._leader, self._leader_beat = key, beats
-                self._look_ns = now_ns + LOOK_NS
+                self._looked = self._iterations, now_ns
                 self._marks.clear()
         except Exception:  # noqa: BLE001 - as the docstring says
             self.stop()
@@ -131,11 +135,12 @@ class Beat:
             if samples:
                 self._look_at_groups(entries)
         except Exception:  # noqa: BLE001 - another torch, another form: then own work isn't known
-            self._look_ns = 1 << 62
+            self._period = 1 << 62
             return
         cpu_ns = time.thread_time_ns()
         look_ns = cpu_ns - began_ns
-        self._look_ns = now_ns + max(LOOK_NS, look_ns * LOOK_SHARE)
+        passed, self._looked = self._looked, (self._iterations, now_ns)
+        self._period = period(look_ns, (now_ns - passed[1]) // max(1, self._iterations - passed[0]))
         iterations, before_ns = self._cpu
         self._cpu = self._iterations, cpu_ns
         if samples:
@@ -146,6 +151,14 @@ class Beat:
         if self._looks % GROUPS_LOOKS == 0:
             self._slot.groups(keys_of(groups_of(entries), _members()))
         self._looks += 1
+
+
+def period(look_ns: int, step_ns: int) -> int:
+    """Iterations between looks that cost so much. A power of two, so that ranks which find others are at the
+    same iterations still: each at every second, or fourth, look of the other.
+    """
+    rest = max(LOOK_NS, look_ns * LOOK_SHARE) // max(1, step_ns)
+    return int(1 << max(0, rest.bit_length() - 1))
 
 
 def groups_of(entries: "list[dict[str, Any]]") -> "list[str]":

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from aegis_elastic.agents.slots import SlotReader
-from aegis_elastic.worker.beat import groups_of, keys_of, own_work
+from aegis_elastic.worker.beat import LOOK_NS, LOOK_SHARE, groups_of, keys_of, own_work, period
 from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
@@ -155,6 +155,17 @@ def test_own_work_of_iterations_that_cant_be_known_is_not_made_up() -> None:
 def test_where_the_device_tells_how_long_collectives_took_the_rest_is_own_work() -> None:
     entries = [entry(90, 1.0), entry(110, 40.0), entry(120, 20.0)]
     assert own_work(entries, marks(100, 200), 0) == [(2, 10000, 40000, 100000)]
+
+
+def test_looks_cost_little_and_all_ranks_look_at_the_same_iterations() -> None:
+    """Each look keeps all ranks waiting; were they at different steps, every step would wait for one."""
+    for step_ms, look_ms in ((0.1, 15.0), (10.0, 0.5), (10.0, 15.0), (300.0, 15.0), (20000.0, 15.0)):
+        step_ns, look_ns = int(step_ms * 1e6), int(look_ms * 1e6)
+        every = period(look_ns, step_ns)
+        wanted_ns = max(LOOK_NS, look_ns * LOOK_SHARE)
+        assert every == 1 or wanted_ns / 2 < every * step_ns <= wanted_ns
+        slower = period(3 * look_ns, step_ns * 9 // 10)
+        assert slower % every == 0, "whoever looks more rarely looks when the others do"
 
 
 def reduced(name: str, *shape: int, about: str = "undefined", p2p: bool = False) -> dict[str, object]:
