@@ -52,12 +52,12 @@ def throttled(pid: int, share: float, unmet: Callable[[str], None]) -> Iterator[
         group.rmdir()
 
 
-def wait_slow(job: Job, folder: Path, since: int) -> Mark:
+def wait_slow(job: Job, folder: Path, since: int, rank: int = 2) -> Mark:
     wait_for(lambda: any(mark.verdict is Verdict.SLOW for mark in marks(job)), "a mark slow")
     took = steps_of(folder) - since
     mark = marks(job)[0]
     print(f"marked within {took} steps: {mark.reason}")
-    assert mark.reason.startswith("rank 2 takes"), mark.reason
+    assert mark.reason.startswith(f"rank {rank} takes"), mark.reason
     assert took <= WITHIN_STEPS
     return mark
 
@@ -79,6 +79,18 @@ def test_more_work_or_a_slow_loader_is_marked_within_fifty_steps(
         launch = job.start(write_training(tmp_path), str(tmp_path), what, "2", str(AT), seconds)
         wait_for(lambda: steps_of(tmp_path) >= AT, f"step {AT}")
         assert why in wait_slow(job, tmp_path, AT).reason
+        (tmp_path / "end").touch()
+        assert launch.wait() == 0
+
+
+@pytest.mark.full
+def test_a_stage_of_a_pipeline_that_has_more_to_do_hides_nobody_and_is_not_slow(tmp_path: Path) -> None:
+    """Two stages of three ranks; the second has four times the work of the first, to which rank 1 belongs."""
+    with Job(tmp_path, nproc=6, flags=FLAGS) as job:
+        launch = job.start(write_training(tmp_path), str(tmp_path), "slow stage", "1", "70", "0.05")
+        wait_for(lambda: steps_of(tmp_path) >= 70, "step 70")
+        assert not marks(job)
+        wait_slow(job, tmp_path, 70, rank=1)
         (tmp_path / "end").touch()
         assert launch.wait() == 0
 

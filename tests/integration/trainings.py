@@ -15,7 +15,10 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, life = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
-model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02)
+stages = [dist.new_group([0, 1, 2]), dist.new_group([3, 4, 5])] if what == "slow stage" else None
+stage = rank // 3 if stages else 0
+peers = stages[stage] if stages else None
+model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.02, process_group=peers)
 end, step, late = torch.zeros(1), 0, False
 
 
@@ -105,14 +108,14 @@ while not end.item():
     late = step >= at and life == 0 and who in ("all", str(rank))
     begun = time.monotonic()
     time.sleep(0.1)
-    compute(seconds if what == "compute" else 0.01)
+    compute(seconds if what == "compute" else 0.01 + 0.03 * stage)
     if late and step == at:
         seldom()
     if what == "score" and step == at and life == 0:
         dist.barrier()
     if late and what == "slow loader":
         time.sleep(seconds * (time.monotonic() - begun))  # so much longer, on busy cores, too
-    if late and what == "slow compute":
+    if late and what in ("slow compute", "slow stage"):
         compute(seconds)
     optimizer.zero_grad()
     output = model(torch.randn(16, 64))
