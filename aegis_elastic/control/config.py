@@ -23,7 +23,8 @@ class NodesConfig(msgspec.Struct, frozen=True, rename="camel"):
     """What a plane does about nodes beyond its job: `state_dir` or `store` ("etcd://...") hold their records.
 
     `taint_s`: how long a taint of ours lasts, 0 until it is lifted. `isolation`: the driver's name, see
-    `control.isolation.drivers`; `isolation_max`: how many nodes may be isolated at once.
+    `control.isolation.drivers`; `isolation_max`: how many nodes may be isolated at once. `record`: where a
+    platform keeps its record of the job, see `control.isolation.job_record`.
     """
 
     state_dir: str = ""
@@ -32,6 +33,7 @@ class NodesConfig(msgspec.Struct, frozen=True, rename="camel"):
     isolation: str = "none"
     isolation_max: int = 4
     isolation_dry_run: bool = False
+    record: str = ""
 
 
 class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):

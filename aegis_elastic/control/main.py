@@ -27,7 +27,7 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message
 from aegis_elastic.control import config as plane_config
-from aegis_elastic.control import guardian
+from aegis_elastic.control import guardian, record_desk
 from aegis_elastic.control.boundaries import BoundaryDesk
 from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
 from aegis_elastic.control.doors import AddressTaken, Doors
@@ -179,6 +179,8 @@ async def _make_master(
     guardian.sit_down(master.desks, master.feed, spec, config, store, fresh=fresh)
     monitoring = Monitoring(master.feed, begun.status)
     master.desks.add(monitoring)
+    if config.nodes.record:
+        record_desk.sit_down(master.desks, master.feed, config.nodes.record, config.host)
     if config.metrics_port is not None:
         metrics = MetricsDesk(lambda: monitoring.usage, book.lines)
         master.desks.add(metrics)

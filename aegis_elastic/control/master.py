@@ -49,6 +49,7 @@ from aegis_elastic.core.events import (
     Reconcile,
     RecordErrorNode,
     Release,
+    Remake,
     Renew,
     Requeued,
     Saved,
@@ -386,6 +387,8 @@ class Master:
             if answer is not None and not answer.done():
                 answer.set_result(effect.reason)
             await self._performer.say(effect.worker, words.Dismissal(effect.uid, effect.reason))
+        elif isinstance(effect, Remake):
+            logger.warning("made anew: %s (%s)", ", ".join(effect.machines), effect.reason)
         elif isinstance(effect, RecordErrorNode):
             logger.warning("node %s is not to be used: %s", effect.node_name, effect.reason)
         elif isinstance(effect, Page):

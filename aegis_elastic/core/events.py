@@ -247,13 +247,32 @@ class Release(_Event, tag="release", frozen=True, rename="camel"):
     reason: str
 
 
+class Relaunched(_Event, tag="relaunched", frozen=True, rename="camel"):
+    """The platform makes these machines anew, whose workers never came; wait for them until `until` (wall
+    s).
+    """
+
+    machines: tuple[str, ...]
+    until: float
+    reason: str
+
+
+class Cleared(_Event, tag="cleared", frozen=True, rename="camel"):
+    """Workers never came, and the platform doesn't control this job: all its machines are made anew, one
+    retry is counted, and what comes in their place runs as a plain job.
+    """
+
+    machines: tuple[str, ...]
+    reason: str
+
+
 class Reconcile(_Event, tag="reconcile", frozen=True, rename="camel"):
     """The controller's turn: decide what follows from the facts and from the time that has passed."""
 
 
 Event = (
     Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Requeued | Noted | Progress | Saved
-    | Mark | Unmark | Act | Evict | Fit | Taint | Untaint | Hold | Release | Reconcile
+    | Mark | Unmark | Act | Evict | Fit | Taint | Untaint | Hold | Release | Relaunched | Cleared | Reconcile
 )  # fmt: skip
 EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
@@ -309,4 +328,12 @@ class Close(msgspec.Struct, frozen=True, tag_field="type", tag="close", rename="
     reason: str
 
 
-Effect = Publish | RecordErrorNode | Dismiss | Renew | Page | Close
+class Remake(msgspec.Struct, frozen=True, tag_field="type", tag="remake", rename="camel"):
+    """Have the platform make these machines anew."""
+
+    step: int
+    machines: tuple[str, ...]
+    reason: str
+
+
+Effect = Publish | RecordErrorNode | Dismiss | Renew | Page | Close | Remake

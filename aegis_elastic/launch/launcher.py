@@ -31,7 +31,7 @@ from aegis_elastic.bus.secret import SecretError, find_secret
 from aegis_elastic.control import hosts, places, worker_names
 from aegis_elastic.control.config import NodesConfig, PlaneConfig
 from aegis_elastic.control.errors import LaunchError, UsageError
-from aegis_elastic.control.isolation import drivers
+from aegis_elastic.control.isolation import api_server, drivers
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
 from aegis_elastic.launch import admin, probation, renewal, screen, slurm, watching
@@ -270,6 +270,11 @@ class Launcher:
             drivers.make(aegis.isolation)
         except ValueError as error:
             raise UsageError(f"cannot use --aegis-isolation: {error}") from None
+        if aegis.record:
+            try:
+                api_server.from_pod("keep the job's record")
+            except ValueError as error:
+                raise UsageError(f"cannot use --aegis-record: {error}") from None
         return NodesConfig(
             state_dir=str(aegis.state_dir or ""),
             store=aegis.store or "",
@@ -277,6 +282,7 @@ class Launcher:
             isolation=aegis.isolation,
             isolation_max=aegis.isolation_max,
             isolation_dry_run=aegis.isolation_dry_run,
+            record=aegis.record or "",
         )
 
     def _hold_name(self) -> AbstractContextManager[worker_names.Name]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aegis_elastic.control import cluster
-from aegis_elastic.control.isolation import drivers
+from aegis_elastic.control.isolation import drivers, job_record
 from aegis_elastic.control.isolation.isolations import ISOLATIONS_MAX
 from aegis_elastic.control.node_desk import TAINT_S
 
@@ -76,6 +76,23 @@ def add_node_flags(
         False,
         action="store_true",
     )
+    add(
+        "record",
+        "The ConfigMap, configmap:NAMESPACE/NAME, in which Kubernetes is told of the job, and in which its "
+        "creator says by `controlled` whether pods from which no worker comes are made anew (true), or all "
+        "are cleared, one retry is counted, and a plain job runs (false). The default is none.",
+        type=record,
+        metavar="RECORD",
+    )
+
+
+def record(text: str) -> str:
+    """What names a job's record. ArgumentTypeError."""
+    try:
+        job_record.look_at(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def etcd(text: str) -> str:

@@ -95,6 +95,7 @@ class AegisOptions:
     isolation: str
     isolation_max: int
     isolation_dry_run: bool
+    record: str | None
     policy: Policy
     notify: tuple[str, ...]
     ckpt_watch: tuple[Place, ...] | None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.control.kube import Api
 from tests.control.planes import Agent, Held, config
 
 Hold = Callable[..., Held]
@@ -38,8 +39,8 @@ def hold(tmp_path: Path, stack: ExitStack) -> Hold:
 def agent(stack: ExitStack) -> MakeAgent:
     """`agent(plane, worker)`: an agent's link, joining."""
 
-    def make(plane: Held, worker: str, secret: bytes | None = None) -> Agent:
-        made = Agent(plane, worker, secret)
+    def make(plane: Held, worker: str, secret: bytes | None = None, address: str = "127.0.0.1") -> Agent:
+        made = Agent(plane, worker, secret, address)
         stack.callback(made.close)
         return made
 
@@ -52,3 +53,15 @@ def shared_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     held = Held(config(tmp_path_factory.mktemp("shared")))
     yield held
     held.close()
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    made = Api(tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(made.server.server_port))
+    monkeypatch.setenv("AEGIS_KUBERNETES_ACCOUNT", str(tmp_path))
+    yield made
+    made.server.shutdown()
+    made.thread.join()
+    made.server.server_close()

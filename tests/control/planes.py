@@ -111,10 +111,13 @@ class Held:
 class Agent:
     """An agent's link with nothing behind it: it does what it is ordered by saying that it has done it."""
 
-    def __init__(self, plane: Held, worker: str, secret: bytes | None = None) -> None:
+    def __init__(
+        self, plane: Held, worker: str, secret: bytes | None = None, address: str = "127.0.0.1"
+    ) -> None:
+        """`address`: what it says that its own is."""
         job = plane.config.spec
         self.identity = Identity(
-            job.namespace, job.job_name, worker, os.urandom(8).hex(), worker, "127.0.0.1", 1
+            job.namespace, job.job_name, worker, os.urandom(8).hex(), worker, address, 1
         )
         self.inbox = Inbox()
         self.seen: list[object] = []

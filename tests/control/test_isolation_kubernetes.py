@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import http.server
-import json
-import ssl
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,110 +12,9 @@ import pytest
 from aegis_elastic.bus.tls import make_certificate
 from aegis_elastic.control.isolation import drivers, kubernetes
 from aegis_elastic.control.isolation.contract import Driver, Outcome, ask
+from tests.control.kube import NODE, Api, Object
 
-Object = dict[str, Any]
-NODE = "/api/v1/nodes/n1"
 SET = "apis/apps/v1/namespaces/team/statefulsets/train"
-TOKEN = "token-of-the-pod"
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    out = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            out.pop(key, None)
-        else:
-            out[key] = merged(out.get(key), value)
-    return out
-
-
-class Api:
-    """The server: `objects` by path; `rivals` change an object between our reading and our writing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.objects: dict[str, Object] = {NODE: {"metadata": {"resourceVersion": "1"}, "spec": {}}}
-        self.patches: list[tuple[str, Object]] = []
-        self.rivals = 0
-        self.chunked = False
-        certificate = make_certificate(folder, ["localhost", "127.0.0.1"])
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate.cert_path, certificate.key_path)
-        api = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                api.answer(self, None)
-
-            def do_PATCH(self) -> None:
-                assert self.headers["Content-Type"] == "application/merge-patch+json"
-                api.answer(self, json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def log_message(self, *words: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
-        self.thread.start()
-        (folder / "token").write_text(TOKEN + "\n")
-        (folder / "ca.crt").write_text(certificate.pem)
-
-    def answer(self, request: http.server.BaseHTTPRequestHandler, patch: Object | None) -> None:
-        if request.headers["Authorization"] != f"Bearer {TOKEN}":
-            return self.send(request, 401, {"message": "Unauthorized"})
-        found = self.objects.get(request.path)
-        if found is None:
-            return self.send(request, 404, {"message": f'nodes "{request.path}" not found'})
-        if patch is None:
-            self.send(request, 200, copy.deepcopy(found))
-            if self.rivals:
-                self.rivals -= 1
-                self.change(request.path, {"metadata": {"labels": {"rival": str(self.rivals)}}})
-            return None
-        if patch["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
-            return self.send(request, 409, {"message": "the object has been modified"})
-        self.patches.append((request.path, patch))
-        self.change(request.path, patch)
-        return self.send(request, 200, self.objects[request.path])
-
-    def change(self, path: str, patch: Object) -> None:
-        version = int(self.objects[path]["metadata"]["resourceVersion"]) + 1
-        self.objects[path] = merged(self.objects[path], patch)
-        self.objects[path]["metadata"]["resourceVersion"] = str(version)
-
-    def send(self, request: http.server.BaseHTTPRequestHandler, status: int, body: Object) -> None:
-        raw = json.dumps(body).encode()
-        request.send_response(status)
-        if self.chunked:
-            request.send_header("Transfer-Encoding", "chunked")
-            parts = [raw[at : at + 7] for at in range(0, len(raw), 7)] + [b""]
-            raw = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
-        else:
-            request.send_header("Content-Length", str(len(raw)))
-        request.end_headers()
-        request.wfile.write(raw)
-
-    @property
-    def spec(self) -> Object:
-        spec: Object = self.objects[NODE]["spec"]
-        return spec
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    made = Api(tmp_path)
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(made.server.server_port))
-    monkeypatch.setenv("AEGIS_KUBERNETES_ACCOUNT", str(tmp_path))
-    yield made
-    made.server.shutdown()
-    made.thread.join()
-    made.server.server_close()
 
 
 def do(action: str, named: str = "kubernetes", node: str = "n1", timeout_s: float = 10.0) -> Outcome:

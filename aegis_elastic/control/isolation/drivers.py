@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 
+from aegis_elastic.control.isolation.api_server import Client, from_pod
 from aegis_elastic.control.isolation.command import Command
 from aegis_elastic.control.isolation.contract import TIMEOUT_S, Driver, DryRun
 from aegis_elastic.control.isolation.file import NodeFile
-from aegis_elastic.control.isolation.kubernetes import Kubernetes, from_pod, workload
+from aegis_elastic.control.isolation.kubernetes import Kubernetes, workload
 from aegis_elastic.control.isolation.slurm import Slurm
 
 NAMES = "slurm, kubernetes[:WORKLOAD], file:PATH, command:ARGV, none"
@@ -35,7 +36,7 @@ def make(named: str, *, dry_run: bool = False, timeout_s: float = TIMEOUT_S) -> 
     if kind == "slurm":
         driver = Slurm(timeout_s)
     elif kind == "kubernetes":
-        driver = Kubernetes(from_pod(), workload(rest), timeout_s)
+        driver = Kubernetes(Client(from_pod("isolate with kubernetes"), timeout_s), workload(rest))
     elif kind == "file":
         driver = NodeFile(rest, timeout_s)
     else:

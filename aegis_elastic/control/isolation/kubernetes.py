@@ -7,35 +7,16 @@ what somebody else changes at the same time is never lost.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
-from aegis_elastic.control.isolation import https
+from aegis_elastic.control.isolation.api_server import Client, Object
 from aegis_elastic.control.isolation.contract import MARK, Outcome
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TAINT_KEY = "aegis-elastic/isolated"
 REASON_NOTE = "aegis-elastic/reason"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
-CONFLICTS_MAX = 5
-_MERGE_PATCH = "application/merge-patch+json"
-_OK, _CONFLICT = 200, 409
-
-Object = dict[str, Any]
-
-
-class Api(NamedTuple):
-    """Where the API server is and how we prove who we are. The token is read at each call: it is renewed."""
-
-    host: str
-    port: int
-    ca_file: Path
-    token_file: Path
 
 
 class Kubernetes:
@@ -43,10 +24,9 @@ class Kubernetes:
 
     name = "kubernetes"
 
-    def __init__(self, api: Api, workload: str, timeout_s: float) -> None:
-        self._api = api
+    def __init__(self, client: Client, workload: str) -> None:
+        self._client = client
         self._workload = workload
-        self._timeout_s = timeout_s
 
     async def isolate(self, node: str, reason: str) -> Outcome:
         """Cordon and taint the node, and have the workload avoid it. What is done already is left alone."""
@@ -67,9 +47,9 @@ class Kubernetes:
                 change["metadata"] = {"annotations": {REASON_NOTE: reason}}
             return change
 
-        why = await self._edit(_node_path(node), edit)
+        why = await self._client.edit(_node_path(node), edit)
         if not why and self._workload:
-            why = await self._edit(self._workload, lambda found: _avoiding(found, node, avoid=True))
+            why = await self._client.edit(self._workload, lambda found: _avoiding(found, node, avoid=True))
         if why:
             return Outcome(False, f"cannot isolate {node} in Kubernetes: {why}")
         avoided = " and avoided by the workload" if self._workload else ""
@@ -90,70 +70,12 @@ class Kubernetes:
                 change["metadata"] = {"annotations": {REASON_NOTE: None}}
             return change
 
-        why = await self._edit(_node_path(node), edit)
+        why = await self._client.edit(_node_path(node), edit)
         if not why and self._workload:
-            why = await self._edit(self._workload, lambda found: _avoiding(found, node, avoid=False))
+            why = await self._client.edit(self._workload, lambda found: _avoiding(found, node, avoid=False))
         if why:
             return Outcome(False, f"cannot release {node} in Kubernetes: {why}")
         return Outcome(True, f"{node} is released in Kubernetes")
-
-    async def _edit(self, path: str, edit: Any) -> str:
-        """Read, change, write if nobody else has meanwhile; returns why it can't be done, or ""."""
-        for _ in range(CONFLICTS_MAX):
-            status, found = await self._call("GET", path)
-            if status != _OK:
-                return _said(status, found)
-            try:
-                change = edit(found)
-            except ValueError as error:
-                return str(error)
-            if change is None:
-                return ""
-            version = (found.get("metadata") or {}).get("resourceVersion")
-            change.setdefault("metadata", {})["resourceVersion"] = version
-            status, found = await self._call("PATCH", path, change)
-            if status == _OK:
-                return ""
-            if status != _CONFLICT:
-                return _said(status, found)
-        return f"others changed {path} {CONFLICTS_MAX} times in between"
-
-    async def _call(self, method: str, path: str, body: Object | None = None) -> tuple[int, Object]:
-        """Status 0 if there was no answer: the object then holds the reason as a "message"."""
-        headers = {"Accept": "application/json"}
-        try:
-            headers["Authorization"] = f"Bearer {self._api.token_file.read_text(encoding='utf-8').strip()}"
-            if body is not None:
-                headers["Content-Type"] = _MERGE_PATCH
-            answer = await https.request(
-                method,
-                (self._api.host, self._api.port),
-                f"/{path}",
-                headers=headers,
-                body=msgspec.json.encode(body) if body is not None else b"",
-                ca_file=self._api.ca_file,
-                timeout_s=self._timeout_s,
-            )
-            return answer.status, msgspec.json.decode(answer.body, type=Object)
-        except (https.NoAnswer, OSError, UnicodeDecodeError) as error:
-            return 0, {"message": str(error)}
-        except msgspec.MsgspecError:
-            return answer.status, {"message": answer.body[:200].decode(errors="replace")}
-
-
-def from_pod() -> Api:
-    """The API server as every pod is told of it. ValueError outside of a cluster."""
-    host, port = (
-        os.environ.get("KUBERNETES_SERVICE_HOST", ""),
-        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-    )
-    folder = Path(os.environ.get("AEGIS_KUBERNETES_ACCOUNT", ACCOUNT))
-    if not host or not port.isdigit() or not (folder / "token").is_file():
-        raise ValueError(
-            "cannot isolate with kubernetes: this is no pod with a service account (KUBERNETES_SERVICE_HOST "
-            f"and {folder}/token are wanted)"
-        )
-    return Api(host, int(port), folder / "ca.crt", folder / "token")
 
 
 def workload(path: str) -> str:
@@ -230,8 +152,3 @@ def _ours(taint: Mapping[str, Any]) -> bool:
 
 def _node_path(node: str) -> str:
     return f"api/v1/nodes/{quote(node, safe='')}"
-
-
-def _said(status: int, found: Object) -> str:
-    message = " ".join(str(found.get("message", "")).split())[:200]
-    return f"the API server answers {status}: {message}" if status else message

@@ -1,7 +1,8 @@
 """What an event from outside notes down. Facts change a worker's record, never the phase.
 
 The exceptions have been decided already, by others, and are entered as they happened: `Independent` (the
-agents among themselves, while no master could be reached) and `Requeued` (the scheduler).
+agents among themselves, while no master could be reached), `Requeued` (the scheduler), `Relaunched` and
+`Cleared` (whoever makes the machines).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from aegis_elastic.core import accounting, recovery
 from aegis_elastic.core.events import (
+    Cleared,
     Dismiss,
     Error,
     Event,
@@ -20,6 +22,7 @@ from aegis_elastic.core.events import (
     Lost,
     Offer,
     Quit,
+    Relaunched,
     Requeued,
     Started,
 )
@@ -40,6 +43,7 @@ from aegis_elastic.core.machine.change import (
     with_pod,
 )
 from aegis_elastic.core.machine.node_facts import NODE_FACTS
+from aegis_elastic.core.machine.platform import cleared, relaunched
 from aegis_elastic.core.machine.requeue import requeued
 from aegis_elastic.core.model import Phase, PodInfo, Status
 
@@ -196,4 +200,6 @@ FACTS: dict[type, Callable[[Status, Any, float], Transition]] = {
     Independent: _merge,
     Quit: _quit,
     Requeued: requeued,
+    Relaunched: relaunched,
+    Cleared: cleared,
 }

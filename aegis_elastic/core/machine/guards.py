@@ -25,7 +25,8 @@ def exceeded(s: Status, now: float) -> bool:
 
 
 def can_seat(s: Status, now: float) -> bool:
-    if not s.spares or is_independent(s):
+    # In independent mode only those take a seat that come after all were cleared (`machine.platform`).
+    if not s.spares or (is_independent(s) and not s.deadline):
         return False
     if s.phase is Phase.PENDING:
         return sum(not pod.gone for pod in s.pods) < s.spec.worker_num
