@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,26 @@ def test_we_may_change_but_neither_create_nor_delete() -> None:
     roles = [one for one in objects(FOLDER / "isolation.yaml") if one["kind"] in ("Role", "ClusterRole")]
     verbs = {verb for role in roles for rule in role["rules"] for verb in rule["verbs"]}
     assert verbs == {"get", "patch"}
+
+
+def test_the_init_container_installs_only_what_the_image_lacks(tmp_path: Path) -> None:
+    (job,) = (one for one in objects(FOLDER / "worker.yaml") if one["kind"] == "Job")
+    install = job["spec"]["template"]["spec"]["initContainers"][0]
+    shell, flags, script = *install["command"], install["args"][0]
+    # A package that is there for certain stands for ours and for the saver's: pip would reach for an index.
+    script = re.sub(r"/aegis(?=[/\s])", str(tmp_path / "aegis"), script).replace("aegis-elastic", "pip", 1)
+    env = {**os.environ, "SAVER_PACKAGE": "pip", "PIP_NO_INDEX": "1"}
+    path = f"{tmp_path}:{env['PATH']}"
+    (tmp_path / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    done = subprocess.run([shell, flags, script], env={**env, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Collecting" not in done.stdout and "already satisfied" not in done.stdout
+    entry = tmp_path / "aegis" / "bin" / "aegis-run"
+    assert os.access(entry, os.X_OK)
+    assert entry.read_text() == (
+        f'#!/bin/sh\nexec {tmp_path}/aegis/bin/python -m aegis_elastic.launch.run "$@"\n'
+    )
+    assert Path(job["spec"]["template"]["spec"]["containers"][0]["command"][0]).name == entry.name
 
 
 def test_exit_codes_mean_in_each_policy_what_the_table_says() -> None:
