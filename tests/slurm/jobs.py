@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from aegis_elastic.core import journal
 from tests.slurm.cluster import Cluster
 
 PATIENCE_S = 150.0
+_MARK = "AEGIS_TEST_BATCH"
 _LOOK_S = 0.05  # between two looks at a file on which nobody tells of changes
 
 TRAIN = """\
@@ -116,7 +118,9 @@ class BatchJob:
             train=f"{train} {steps} {pause_s} {slurm.root}/{name}.step",
         )
         path = f"{Path(sys.executable).parent}:{slurm.env['PATH']}"
+        self._mark = uuid.uuid4().hex
         env = {"PATH": path, "XDG_STATE_HOME": str(self.state), "AEGIS_WARM_SPARES": "off"}
+        env[_MARK] = self._mark
         asked = [f"--nodes={nodes}", "--no-kill", f"--output={self.output}", "--open-mode=append", *options]
         self.number = slurm.submit(script, *asked, env=env)
 
@@ -162,6 +166,22 @@ class BatchJob:
         """Its process id, which is the machine's own."""
         return [pid for _, _, number, _, _, pid in self.starts() if number == rank][-1]
 
+    def processes(self) -> dict[int, str]:
+        """Everything that lives and was started for this job, however indirectly: pid and command line."""
+        mark, found = f"{_MARK}={self._mark}".encode(), {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[int(entry.name)] = command
+            except OSError:
+                continue  # it has ended meanwhile
+        return found
+
+    def wait_gone(self, timeout_s: float = 15.0) -> None:
+        """Wait until nothing that was started for this job lives any more."""
+        self.wait_for(lambda: not self.processes(), f"end of all: {self.processes()}", timeout_s)
+
     # ------------------------------------------------------------ how it ends
 
     def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
@@ -179,6 +199,15 @@ class BatchJob:
         """The report of an ended job."""
         report: dict[str, Any] = json.loads((self.run_dir(generation) / "report.json").read_text())
         return report
+
+    def summary(self, shown: dict[str, str]) -> str:
+        """State, exit code, counts and recovery times, on one line."""
+        told = f"{shown['JobState']} {shown['ExitCode']}, {len(self.starts())} starts of ranks"
+        if (self.run_dir() / "report.json").exists():
+            report = self.report()
+            times = ", ".join(f"{recovery['total_s']:.1f} s" for recovery in report["recoveries"])
+            told += f", counted {report['recoverCount']}, recoveries {times or 'none'}"
+        return told
 
     def replays(self, generation: int = 1) -> None:
         """The journal tells the truth."""

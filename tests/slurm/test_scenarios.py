@@ -33,6 +33,7 @@ def slurm(tmp_path: Path) -> Iterator[Cluster]:
 def ended(job: BatchJob) -> tuple[str, str]:
     """The job's state and exit code, once it is over."""
     shown = job.wait()
+    print(job.summary(shown))
     return shown["JobState"], shown["ExitCode"]
 
 
@@ -71,21 +72,50 @@ def test_without_a_spare_the_world_shrinks(slurm: Cluster) -> None:
 def test_scancel_leaves_nothing_running(slurm: Cluster) -> None:
     job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
     job.wait_step(3)
-    pids = [pid for *_, pid in job.starts()]
+    assert len(job.processes()) > 3
     slurm.command(["scancel", str(job.number)])
     assert ended(job)[0] == "CANCELLED", job.said
-    job.wait_for(lambda: not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "end of all ranks", 10)
+    job.wait_gone()
 
 
 @pytest.mark.full
 def test_the_step_alone_is_killed_and_leaves_nothing_running(slurm: Cluster) -> None:
     job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
     job.wait_step(3)
-    pids = [pid for *_, pid in job.starts()]
+    assert len(job.processes()) > 3
     slurm.command(["scancel", "--signal=KILL", f"{job.number}.0"])
     state, code = ended(job)
     assert state == "FAILED" and code != "0:0", job.said
-    job.wait_for(lambda: not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "end of all ranks", 10)
+    job.wait_gone()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("signum", ["TERM", "INT", "HUP"])
+def test_a_signal_to_the_whole_job_leaves_nothing_running(slurm: Cluster, signum: str) -> None:
+    job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
+    job.wait_step(3)
+    slurm.command(["scancel", f"--signal={signum}", f"{job.number}.0"])
+    state, code = ended(job)
+    assert state == "FAILED" and code != "0:0", job.said
+    job.wait_gone()
+
+
+@pytest.mark.full
+def test_a_launcher_that_is_killed_is_missed_and_leaves_nothing_behind(slurm: Cluster) -> None:
+    job = BatchJob(slurm, nodes=4, seats="3", steps=60)
+    job.wait_step(3)
+    before = set(job.processes())
+    host = job.host_of(2)
+    mine = [pid for pid in slurm.hosts[host].pids() if pid in before and "aegis-run" in job.processes()[pid]]
+    (launcher,) = [pid for pid in mine if "srun" not in job.processes().get(pid, "srun")]
+    os.kill(launcher, signal.SIGKILL)
+    job.wait_said(r"init rank \d of 3 start 1", 3)
+    left = {pid for pid in before & set(slurm.hosts[host].pids()) if pid in job.processes()}
+    assert not left, {pid: job.processes()[pid] for pid in left}
+    state, _ = ended(job)
+    assert job.report()["recoverCount"] == 1
+    assert state == "FAILED", "srun returns the highest code, and the killed task's is 137"
+    job.wait_gone()
 
 
 @pytest.mark.full
