@@ -85,6 +85,7 @@ else:
 RUN, TERM, KILL = "run", "term", "kill"
 READ_SIZE = 1 << 16
 LOOK_S = 0.05  # between two looks at whether a rank can hear that it is to stop
+NEVER_S = float("inf")
 EXIT_UNCAUGHT = 1  # of a Python whose script ended in an exception
 
 
@@ -133,12 +134,14 @@ class Guard:
     def close(self) -> None:
         """Kill everything, then let ``run`` return."""
         self._closing = True
-        if self._phase != KILL:
-            self._begin_kill()
+        # also while a stop kills already: the spares are to go now, too, and get their time
+        self._begin_kill(self._reply if self._phase == KILL else None)
 
     def _timeout_s(self) -> float | None:
         if self._phase == RUN:
             return None
+        if self._deadline_s == NEVER_S:
+            return 0.0  # nobody has been killed yet
         left_s = max(0.0, self._deadline_s - time.monotonic())
         return min(left_s, LOOK_S) if self._phase == TERM and self._before else left_s
 
@@ -309,7 +312,8 @@ class Guard:
             self._begin_kill()
 
     def _begin_kill(self, reply: dict[str, Any] | None = None) -> None:
-        self._phase, self._deadline_s = KILL, time.monotonic() + self._kill_wait_s
+        # the time to die begins with the first SIGKILL: who was never sent one hasn't survived it
+        self._phase, self._deadline_s = KILL, NEVER_S
         self._reply = reply or {"event": "stopped", "generation": self._generation}
         self._killed = set()
 
@@ -341,6 +345,8 @@ class Guard:
             # live
             if send_signal(pid, signal.SIGKILL) and tree[pid] != "Z":
                 self._killed.add(pid)
+        if left and self._deadline_s == NEVER_S:
+            self._deadline_s = time.monotonic() + self._kill_wait_s
         if not left:
             self._phase, self._finished = RUN, self._closing
             self._leavers.close()

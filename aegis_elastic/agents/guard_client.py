@@ -235,7 +235,7 @@ class GuardClient:
 
         Raises:
             SpawnError: a rank can't be started, or an older generation still runs; those started are dead
-            again. GuardError: the guard has ended or doesn't answer.
+            again. GuardError: the guard has ended, or doesn't answer and was ended (``GuardDied`` follows).
         """
         self._send(
             {
@@ -246,7 +246,13 @@ class GuardClient:
         )
         reply = self._reply(("spawned", "spawn_error"), SPAWN_TIMEOUT_S)
         if reply is None:
-            why = "it has ended" if self._dead else f"no answer in {SPAWN_TIMEOUT_S:g} s"
+            why = "it has ended"
+            if not self._dead:
+                why = f"no answer in {SPAWN_TIMEOUT_S:g} s"
+                # What it starts after all, minutes later, would be ranks that nobody knows, and its answer
+                # would be taken for that to the next start: this guard is of no use any more.
+                self._process.kill()
+                self._guard_ended()
             raise GuardError(
                 f"cannot start generation {generation} through the guard (pid {self.pid}): {why}"
             )

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from aegis_elastic.agents import guard_client
 from aegis_elastic.agents.guard_client import (
     Exited,
     GuardClient,
+    GuardDied,
+    GuardError,
     RankSpec,
     SpawnError,
     Stopped,
@@ -242,3 +245,28 @@ def test_an_impatient_stop_waits_for_nobody_who_ignores_the_signal(
     guard.stop(grace_s=PATIENCE_S, patient=False)
     assert wait_stopped(guard)[1].generation == 1
     assert ended_well.exists()
+
+
+def test_a_start_that_comes_too_late_is_not_taken_for_the_next_one(
+    guard: GuardClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exec from a file server that is away for minutes: nobody waits for those ranks any more."""
+    monkeypatch.setattr(guard_client, "SPAWN_TIMEOUT_S", 0.3)
+    os.kill(guard.pid, signal.SIGSTOP)
+    with pytest.raises(GuardError, match=r"no answer in 0\.3 s"):
+        guard.spawn(1, [rank(0, "sh", "-c", f"touch {tmp_path / 'late'}; sleep 100")])
+    assert guard.events() == [GuardDied(None, signal.SIGKILL)]
+    assert ended(guard.pid)
+    assert not (tmp_path / "late").exists()
+
+
+def test_nobody_is_given_up_who_was_never_killed() -> None:
+    """The guard itself may have stood still since the order: a node that swaps, a stopped process."""
+    guard = GuardClient.start("test-job", kill_wait_s=0.0)
+    try:
+        pid = guard.spawn(0, [rank(0, "sleep", "100")])[0]
+        guard.stop(grace_s=0.0)
+        wait_stopped(guard)
+        assert ended(pid)
+    finally:
+        guard.close()
