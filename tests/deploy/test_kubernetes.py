@@ -101,6 +101,31 @@ def test_every_pod_has_its_secret_by_file_and_volumes_for_its_mounts(file: Path)
             assert pod["serviceAccountName"] == "aegis"
 
 
+# What the chart's own table of values names, as of its versions 10 to 12.
+ETCD_VALUES = {
+    "replicaCount",
+    "auth.rbac.create",
+    "auth.rbac.allowNoneAuthentication",
+    "networkPolicy.enabled",
+    "networkPolicy.allowExternal",
+    "persistence.enabled",
+    "persistence.size",
+}
+
+
+def test_values_for_etcd_are_such_that_its_chart_knows() -> None:
+    """The chart itself can't be had here: this holds what was read in its documentation."""
+
+    def names(values: Object, above: str = "") -> Iterator[str]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from names(value, f"{above}{key}.")
+            else:
+                yield f"{above}{key}"
+
+    assert set(names(objects(FOLDER / "charts" / "etcd.yaml")[0])) <= ETCD_VALUES
+
+
 def test_we_may_change_but_neither_create_nor_delete() -> None:
     """Who creates deletes: the pods are their controller's, the nodes the cluster's."""
     roles = [one for one in objects(FOLDER / "isolation.yaml") if one["kind"] in ("Role", "ClusterRole")]
