@@ -28,7 +28,7 @@ MODES = ("quick", "default", "full")
 
 def plan(mode: str) -> list[Job]:
     """The jobs of a mode, the heavy ones first so that both cores are busy to the end."""
-    steps = [worlds.phases(2, 1), *worlds.SMALL[:17]]
+    steps = [worlds.phases(2, 1), *worlds.SMALL[:20]]
     if mode != "quick":
         steps = [worlds.phases(3, 2), worlds.phases(2, 0), *worlds.ELASTIC, *worlds.SMALL]
     planned = [Job(jobs.safety, (world,), 30) for world in steps]

@@ -18,8 +18,8 @@ def _pod(e: Edge) -> tuple[PodInfo | None, PodInfo | None]:
 
 
 def _others_untouched(e: Edge) -> bool:
-    """A fact concerns the worker that it tells of."""
-    all_of_them = ("Reconcile", "LostTogether", "Expire", "Saved")
+    """A fact concerns the worker that it tells of; one of a node (`ReliefIsNoted`) all who are there."""
+    all_of_them = ("Reconcile", "LostTogether", "Expire", "Saved", "Relieve")
     if e.move.label in all_of_them or e.move.label.startswith("Independent"):
         return True
     a, b = e.before, e.transition.status

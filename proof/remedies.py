@@ -24,7 +24,7 @@ from aegis_elastic.core.model import (
 from proof.explore import Edge
 from proof.invariants import exceeded
 from proof.seats import evicted
-from proof.steps import StepProperty, lost, turn
+from proof.steps import StepProperty, lost, relieved, turn
 from proof.worlds import NOW
 
 Marks = tuple[NodeMark, ...]
@@ -134,6 +134,9 @@ def _marked(e: Edge) -> Marks:
         return tuple(msgspec.structs.replace(m, safe=True) for m in a.marks)
     if _name(e) == "evict":
         return _after_eviction(e)
+    if _name(e) in ("leave", "relieve"):
+        left = {p.node_name for p in a.pods if p.faulty} or set(relieved(a))
+        return tuple(m for m in a.marks if m.node_name not in left)
     if e.transition.status.incarnation > a.incarnation:
         slow = (m for m in a.marks if m.verdict is Verdict.SLOW)
         return tuple(msgspec.structs.replace(m, evict="", safe=False) for m in slow)
@@ -299,7 +302,7 @@ def _renewal(e: Edge) -> bool:
     """Broken surroundings are answered by a clean process, once; what that finds again is another's."""
     a, b = e.before, e.transition.status
     due = turn(e, Phase.TROUBLESHOOTING) and _done(a) and not (lost(a) or a.held or exceeded(a))
-    if not due or any(p.faulty for p in a.pods) or not _broken(a):
+    if not due or any(p.faulty for p in a.pods) or relieved(a) or not _broken(a):
         return _name(e) != "renew" and not any(isinstance(x, Renew) for x in e.transition.effects)
     told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Renew)]
     io = [p for p in a.pods if p.renew.startswith("io.")]
@@ -370,6 +373,53 @@ def _checks(e: Edge) -> bool:
     return e.move.label != "Finish" and e.before.phase is Phase.TROUBLESHOOTING
 
 
+# ---------------------------------------------------------------- a spare instead of one more start
+
+
+def _relief_is_noted(e: Edge) -> bool:
+    a, b = e.before, e.transition.status
+    if e.move.label != "Relieve" or a.phase in TERMINAL:
+        return True
+    node = getattr(e.move.event, "node_name", "")
+    here = [p for p in a.pods if p.node_name == node and not p.gone and not p.relieve]
+    if a.phase is not Phase.TROUBLESHOOTING or not here:
+        return b is a
+    noted = tuple(
+        msgspec.structs.replace(p, relieve="failed too often today") if p in here else p for p in a.pods
+    )
+    return b.pods == noted and b.spares == a.spares
+
+
+def _relieved_make_way(e: Edge) -> bool:
+    """Who is to be relieved leaves as soon as fit spares can take all of the node's seats, and never else.
+    Nobody is charged, nothing is recorded of the node, and a human is told.
+    """
+    a, b = e.before, e.transition.status
+    nodes = relieved(a) if turn(e, Phase.TROUBLESHOOTING) else []
+    if not nodes:
+        return _name(e) != "relieve"
+    pages = [x for x in e.transition.effects if isinstance(x, Page)]
+    kept = [p.retries for p in b.pods] == [p.retries for p in a.pods] and b.recover_count == a.recover_count
+    moved = {p.name: p for p in a.spares if p.fit}
+    filled = all(
+        now.name in moved and now.uid == moved[now.name].uid and now.inner_phase is Phase.RESTARTING
+        if was.node_name in nodes
+        else now == was
+        for was, now in zip(a.pods, b.pods, strict=True)
+    )
+    entered = (b.phase, b.entries, b.charged, b.last_root) == (Phase.RESTARTING, a.entries + 1, a.charged, "")
+    return (
+        _name(e) == "relieve"
+        and entered
+        and kept
+        and filled
+        and len(pages) == 1
+        and b.error_nodes == a.error_nodes
+        and not any(p.node_name in nodes for p in (*b.pods, *b.spares))
+        and b.reschedules == a.reschedules + sum(p.node_name in nodes for p in a.pods)
+    )
+
+
 # ---------------------------------------------------------------- nodes
 
 
@@ -414,6 +464,8 @@ REMEDIES: dict[str, StepProperty] = {
     "RenewedComesBack": _renewed_comes_back,
     "FailedAgain": _failed_again,
     "BrokenIsNoted": _broken_is_noted,
+    "ReliefIsNoted": _relief_is_noted,
+    "RelievedMakeWay": _relieved_make_way,
     "TaintIsNoted": _taint_is_noted,
     "FitIsNoted": _fit_is_noted,
 }
@@ -426,7 +478,7 @@ def _nothing_pending(s: Status) -> bool:
     """Charges, holds and renewals are of a recovery; while ranks run none is left standing."""
     recovering = s.phase in RECOVERING
     free = not (s.charged or s.renewed or s.held or s.held_until)
-    return recovering or s.phase in TERMINAL or (free and not any(p.renew for p in s.pods))
+    return recovering or s.phase in TERMINAL or (free and not any(p.renew or p.relieve for p in s.pods))
 
 
 def _charged_stands_higher(s: Status) -> bool:

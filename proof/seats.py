@@ -6,11 +6,11 @@ from aegis_elastic.core.events import Dismiss, RecordErrorNode
 from aegis_elastic.core.model import BOOTING, TERMINAL, Phase, Status
 from proof.explore import Edge
 from proof.invariants import exceeded
-from proof.steps import CHECKED, StepProperty, awaited, entered, lost, turn
+from proof.steps import CHECKED, StepProperty, awaited, entered, lost, relieved, turn
 from proof.worlds import NOW, protected
 
 # What enters Restarting, anew or again.
-ENTRIES = ("lost", "leave", "seat", "evict", "renew")
+ENTRIES = ("lost", "leave", "seat", "evict", "relieve", "renew")
 
 
 def _nodes_banished(e: Edge) -> bool:
@@ -24,9 +24,10 @@ def _nodes_banished(e: Edge) -> bool:
     recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
     told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
     new = b.error_nodes[len(a.error_nodes) :]
+    gone = bad or _left(e)
     return (
         recorded == bad == [n.node_name for n in new]
-        and told == [(p.name, p.uid) for p in (*a.pods, *a.spares) if p.node_name in bad]
+        and told == [(p.name, p.uid) for p in (*a.pods, *a.spares) if p.node_name in gone]
         and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
         and all(n.time == NOW and n.kind in kinds and n.reason for n in new)
     )
@@ -37,6 +38,13 @@ def evicted(e: Edge) -> list[str]:
     if e.transition.name != "evict" or e.transition.status.phase is e.before.phase:
         return []
     return [n.node_name for n in e.transition.status.error_nodes if n not in e.before.error_nodes]
+
+
+def _left(e: Edge) -> list[str]:
+    """The nodes that leave in this step, for whatever reason."""
+    if e.transition.name == "relieve":
+        return relieved(e.before)
+    return _bad_nodes(e.before) if e.transition.name == "leave" else evicted(e)
 
 
 def _bad_nodes(s: Status) -> list[str]:
@@ -85,8 +93,7 @@ def _seats_kept(e: Edge) -> bool:
         return True
     spares = {p.name for p in a.spares}
     for i, was in enumerate(a.pods):
-        left = _bad_nodes(a) if e.transition.name == "leave" else evicted(e)
-        empty = was.gone or was.node_name in left
+        empty = was.gone or was.node_name in _left(e)
         if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
             return False
     return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(
@@ -97,7 +104,7 @@ def _seats_kept(e: Edge) -> bool:
 def _nobody_vanishes(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     here = {p.name for p in (*b.pods, *b.spares)}
-    bad = _bad_nodes(a) if e.transition.name == "leave" else evicted(e)
+    bad = _left(e)
     if e.move.label == "Taint":
         bad = [e.move.worker]  # only spares: FactsAreLocal says so of the seats
     gone = {p.name for p in a.pods if p.gone or p.restarted}
@@ -151,10 +158,14 @@ def _seated(e: Edge) -> bool:
     if a.phase is Phase.PENDING:
         stay = [p.name for p in a.pods if not p.gone]
         return [p.name for p in b.pods] == [*stay, a.spares[0].name] and b.spares == a.spares[1:]
-    return (
-        b.entries == a.entries
-        and [p.name for p in b.spares] == [p.name for p in a.spares][len(a.spares) - len(b.spares) :]
-    )
+    return b.entries == a.entries and _fit_first(a, b)
+
+
+def _fit_first(a: Status, b: Status) -> bool:
+    """Of those who waited the ones that had passed their checks are seated first, the others in line."""
+    line = [p.name for p in a.spares if p.fit] + [p.name for p in a.spares if not p.fit]
+    seated = set(line[: len(a.spares) - len(b.spares)])
+    return [p.name for p in b.spares] == [p.name for p in a.spares if p.name not in seated]
 
 
 def _overdue(e: Edge) -> bool:

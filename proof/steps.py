@@ -265,13 +265,23 @@ def _clean(pod: PodInfo) -> bool:
     return pod.finished and not (pod.restarted or pod.failed or pod.faulty or pod.renew)
 
 
+def relieved(s: Status) -> list[str]:
+    """The nodes whose seats fit spares would take now, since too much was done to them: a mere preference."""
+    nodes = list(dict.fromkeys(p.node_name for p in s.pods if p.relieve))
+    seats = [p for p in s.pods if p.node_name in nodes]
+    fit = [p for p in s.spares if p.fit and p.node_name not in nodes]
+    broken = any(p.faulty for p in s.pods) or exceeded(s) or s.held or s.entries >= s.spec.recovery_budget
+    due = s.phase is Phase.TROUBLESHOOTING and not broken and not lost(s) and all(p.finished for p in s.pods)
+    return nodes if due and len(fit) >= len(seats) else []
+
+
 def _advance(e: Edge) -> bool:
     """The job goes on when, and only when, everybody has finished and nothing stands against it."""
     a, b = e.before, e.transition.status
     if not turn(e, *CHECKED, Phase.RUN_COMMAND):
         return True
     free = bool(a.pods) and all(_clean(p) for p in a.pods) and not (a.phase in RECOVERING and exceeded(a))
-    free = free and not a.held
+    free = free and not a.held and not relieved(a)
     onward = Phase.SUCCEED if a.phase is Phase.RUN_COMMAND else Phase.RUN_COMMAND
     return (b.phase is onward and moved(e)) == free
 

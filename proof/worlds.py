@@ -33,6 +33,7 @@ from aegis_elastic.core.events import (
     Quit,
     Reconcile,
     Release,
+    Relieve,
     Saved,
     Taint,
     Unmark,
@@ -142,6 +143,7 @@ ELASTIC: tuple[World, ...] = (
     _world("hangs", spec(2, 1, budget=1), 3, "finish join hung act fit", formed=True),
     _world("holds", spec(2, 1, budget=1), 2, "finish lost join error hold expire quit", formed=True),
     _world("renewals", spec(2, 1, budget=1), 3, "finish lost join broken fit expire", formed=True),
+    _world("relieved", spec(2, 1, budget=1), 3, "finish join error relieve fit expire", formed=True),
     _world("moved marks", spec(1, 1, budget=1), 2, "finish lost join slow saved", formed=True),
     _world("stuck", spec(2, 2, budget=1), 2, "finish error join progress", formed=True),
 )
@@ -228,6 +230,7 @@ def _canonical_pod(pod: PodInfo) -> PodInfo:
         faulty="yes" if pod.faulty else "",
         fit=pod.fit,
         renew=_canonical_renew(pod.renew),
+        relieve="yes" if pod.relieve else "",
     )
 
 
@@ -325,6 +328,8 @@ def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
     if "ended" in on:
         yield Move("IndependentEnd", who, Independent(who, s.incarnation, "exit code 1", ended=True))
     yield from _moves_of_marks(on, s, pod)
+    if "relieve" in on:
+        yield Move("Relieve", who, Relieve(pod.node_name, "failed too often today"))
     if pod.gone:
         return
     held = address(who) if "stores" in on else ""
@@ -406,6 +411,13 @@ def protected(s: Status) -> bool:
 # Small worlds in which mutants are hunted, smallest first: every kind of event, every bound reached soon.
 SMALL: tuple[World, ...] = (
     _world("small stuck", spec(1, 2, budget=1), 1, "finish join error progress", formed=True),
+    _world(
+        "small relief", spec(1, 1, budget=1), 2, "finish lost join error relieve hardware fit", formed=True
+    ),
+    _world("shared relief", spec(2, 1, budget=1), 3, "finish join error relieve fit shared", formed=True),
+    _world(
+        "relief or renewal", spec(1, 1, budget=1), 2, "finish join error relieve broken slow fit", formed=True
+    ),
     _world("small taints", spec(1, 0, budget=1), 3, "finish join taint", formed=True),
     _world("earning", spec(1, 1, budget=1, decay=1), 1, "finish error saved", formed=True),
     _world("small renewals", spec(2, 1, budget=2), 2, "finish join broken io error", formed=True),

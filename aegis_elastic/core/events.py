@@ -206,6 +206,15 @@ class Evict(_Event, tag="evict", frozen=True, rename="camel"):
     reason: str
 
 
+class Relieve(_Event, tag="relieve", frozen=True, rename="camel"):
+    """This node has used up what automation may do to it today: the recovery from its exit should rather give
+    its seats to spares than start there once more.
+    """
+
+    node_name: str
+    reason: str
+
+
 class Fit(_Event, tag="fit", frozen=True, rename="camel"):
     """A waiting spare has been checked: `fit` if it passed bootcheck and performance."""
 
@@ -272,7 +281,8 @@ class Reconcile(_Event, tag="reconcile", frozen=True, rename="camel"):
 
 Event = (
     Join | Lost | Offer | Finish | Started | Error | Independent | Quit | Requeued | Noted | Progress | Saved
-    | Mark | Unmark | Act | Evict | Fit | Taint | Untaint | Hold | Release | Relaunched | Cleared | Reconcile
+    | Mark | Unmark | Act | Evict | Relieve | Fit | Taint | Untaint | Hold | Release | Relaunched | Cleared
+    | Reconcile
 )  # fmt: skip
 EVENT_TYPES: tuple[type, ...] = get_args(Event)
 

@@ -159,7 +159,7 @@ class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     and that the next `Reconcile` will act upon: `gone` (no live agent), `restarted` (the agent was lost or
     replaced), `failed` (the first Error of this incarnation is ours), `faulty` (code of the failing check
     for which this node must leave), `renew` (why this agent must execute itself again; while it is `gone`,
-    too, it is doing that).
+    too, it is doing that), `relieve` (why a spare would be better here, as long as one is fit).
     """
 
     name: str
@@ -181,6 +181,7 @@ class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     failed: bool = False
     faulty: str = ""
     renew: str = ""
+    relieve: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, rename="camel"):

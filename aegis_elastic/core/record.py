@@ -3,7 +3,8 @@
 The job record holds everything that a decision depends on: what is global, and those workers whose state is
 not what phase and recoverCount imply (the *exceptions*). Of all others only the place is kept; their identity
 stands in a record of their own, since 16,000 of them in one value would be megabytes. From 512 workers on the
-list of places is a record of its own too; the job record names it by its digest.
+list of places is a record of its own too; the job record names it by its digest. While everybody finishes a
+round of checks one after the other, almost all are exceptions: a job record that is large for that is packed.
 
 Order of writing, so that a master can die anywhere:
 
@@ -20,6 +21,7 @@ Whoever adopts a job writes the workers' records first, because his predecessor 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -29,6 +31,10 @@ import msgspec
 from aegis_elastic.core.model import Phase, PodInfo, Status
 
 INLINE_SEATS_MAX = 512
+# No JSON begins with this letter, and names and addresses shrink to a sixth of their size.
+_PACKED = b"z"
+_PLAIN_BYTES_MAX = 32 * 1024
+_UNPACKED_BYTES_MAX = 64 << 20
 
 _IDENTITY = ("name", "uid", "node_name", "pod_ip", "nproc", "ordinal", "risk")
 _DYNAMIC = tuple(name for name in PodInfo.__struct_fields__ if name not in _IDENTITY)
@@ -99,7 +105,10 @@ def split(status: Status, before: Status | None = None) -> Records:
         seats=() if apart else names,
         seats_id=hashlib.sha256(seats).hexdigest()[:16] if apart else "",
     )
-    return Records(_encode(record), _workers(status, before), seats, record.seats_id)
+    job = _encode(record)
+    if len(job) > _PLAIN_BYTES_MAX:
+        job = _PACKED + zlib.compress(job, 1)
+    return Records(job, _workers(status, before), seats, record.seats_id)
 
 
 def seats_id(job: bytes) -> str:
@@ -134,8 +143,10 @@ def join(job: bytes, workers: Mapping[str, bytes], seats: bytes = b"") -> Status
 
 def _job(job: bytes) -> _JobRecord:
     try:
+        if job.startswith(_PACKED):
+            job = zlib.decompressobj().decompress(job[len(_PACKED) :], _UNPACKED_BYTES_MAX)
         return _job_decoder.decode(job)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, zlib.error) as error:
         raise BadRecord(f"cannot read the job record: {error}") from error
 
 
@@ -153,6 +164,7 @@ def _typical(phase: Phase, recover_count: int, timestamp: float) -> dict[str, An
         "faulty": "",
         "fit": False,
         "renew": "",
+        "relieve": "",
     }
 
 

@@ -43,6 +43,7 @@ from aegis_elastic.core.events import (
     Quit,
     Reconcile,
     Release,
+    Relieve,
     Renew,
     Requeued,
     Saved,
@@ -202,6 +203,9 @@ class Player:
     def do_evict(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         yield self.tell(Evict(f"node-{words[0]}", " ".join(words[1:])))
 
+    def do_relieve(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
+        yield self.tell(Relieve(f"node-{words[0]}", " ".join(words[1:])))
+
     def do_fit(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         (spare,) = self.pods(words[:1])
         reason = " ".join(words[1:])
@@ -265,6 +269,7 @@ def _worker(pod: PodInfo, phase: Phase) -> str:
     notes = [note for note in ("finished", "gone", "restarted", "failed") if getattr(pod, note)]
     notes += [f"faulty {pod.faulty}"] if pod.faulty else []
     notes += ["to renew"] if pod.renew else []
+    notes += ["to relieve"] if pod.relieve else []
     notes += [f"still {pod.inner_phase.value}"] if pod.inner_phase is not phase else []
     return f"{pod.name} {pod.retries}" + (f" ({', '.join(notes)})" if notes else "")
 

@@ -30,6 +30,7 @@ from aegis_elastic.core.events import (
     Quit,
     Reconcile,
     Release,
+    Relieve,
     Saved,
     Started,
     Taint,
@@ -44,8 +45,8 @@ NAMES = ("w0", "w1", "w2", "w3", "w4")
 KINDS = (
     *("forward",) * 8, *("reconcile",) * 4, *("join",) * 3, *("finish",) * 3, *("lost",) * 2, *("error",) * 3,
     "lost_together", *("finding",) * 4, "offer", "started", "independent", "late", "quit",
-    "slow", "allow", "saved", "unmark", "act", "fit", "taint", "untaint", "hold", "hold", "release",
-    "progress", "noted", "boundary", "boundary",
+    "slow", "allow", "saved", "unmark", "act", "fit", "relieve", "taint", "untaint", "hold", "hold",
+    "release", "progress", "noted", "boundary", "boundary",
 )  # fmt: skip
 SCOPES = ("hardware", "node", "network", "slow", "software", "unknown")
 CHECKS = ("gpu", "rdma", "io", "runtime", "health", "allreduce_connection")
@@ -121,6 +122,14 @@ class Walk:
             yield Mark(worst.node_name, worst.name, Verdict.SLOW, "behind")
             yield Evict(worst.node_name, "persisted")
             yield from (_OF_NODES["saved"](self, worst, how), Reconcile())
+        elif kind == "relieve" and s.phase is Phase.RUN_COMMAND:
+            # Likewise, to have a spare take the place of one that fails.
+            worst = s.pods[how % len(s.pods)]
+            yield from (Fit(spare.name, spare.uid, how < 9) for spare in s.spares)
+            yield from (self._one("error", worst, 9), Reconcile())
+            yield Relieve(worst.node_name, "failed too often today")
+            yield from (self._finish(pod, 11) for pod in self.status.pods)
+            yield Reconcile()
         elif kind == "late":
             self.now += 10.0 * 2**how
             yield Reconcile()
@@ -199,6 +208,7 @@ def _of_mark(kind: str, pod: PodInfo, how: int) -> Event:
 _OF_NODES: dict[str, Callable[[Walk, PodInfo, int], Event]] = {
     "saved": lambda walk, pod, how: Saved(walk.status.highest_step + how - 1, f"ckpt/{how}", "dcp", walk.now),
     "fit": lambda walk, pod, how: Fit(pod.name, pod.uid, how > 1, "gpu.slow"),
+    "relieve": lambda walk, pod, how: Relieve(pod.node_name, "failed too often today"),
     "taint": lambda walk, pod, how: (
         Taint("node-shared", "bad", "manual", walk.now + 9.0 * how) if how < 3 else Reconcile()
     ),

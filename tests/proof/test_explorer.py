@@ -42,7 +42,7 @@ def test_the_nine_and_many_more_properties_have_a_name() -> None:
     assert len(liveness.PROMISES) >= 6
 
 
-@pytest.mark.parametrize("world", [worlds.phases(2, 1), *worlds.SMALL[:17]], ids=lambda world: world.name)
+@pytest.mark.parametrize("world", [worlds.phases(2, 1), *worlds.SMALL[:20]], ids=lambda world: world.name)
 def test_every_property_holds_in_a_small_world(world: World) -> None:
     _, violation = check(world)
     assert violation is None

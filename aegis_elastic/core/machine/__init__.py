@@ -86,6 +86,7 @@ RULES: tuple[Rule, ...] = (
     Rule("exceeded", _TROUBLE, guards.exceeded, decisions.decide_exceeded, _FAILED),
     Rule("leave", _BOOT, guards.must_leave, decisions.decide_leave, _PENDING, "not counted"),
     Rule("leave", _TROUBLE, guards.must_leave, decisions.decide_leave, _RESTART | _FAILED, "not counted"),
+    Rule("relieve", _TROUBLE, guards.to_relieve, remedies.decide_relieve, _RESTART, _BOUNDED),
     Rule("renew", _TROUBLE, guards.to_renew, remedies.decide_renew, _RESTART | _TROUBLE | _FAILED, _BOUNDED),
     Rule(
         "boot_failed",

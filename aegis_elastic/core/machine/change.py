@@ -76,14 +76,16 @@ def enter_troubleshooting(
 def replace_gone(
     pods: tuple[PodInfo, ...], spares: tuple[PodInfo, ...], now: float
 ) -> tuple[tuple[PodInfo, ...], tuple[PodInfo, ...], list[PodInfo]]:
-    """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent.
+    """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent: those
+    that have passed their checks first, then whoever stands in front.
 
     An agent that executes itself again is on its way: its seat is kept.
     """
     waiting, taken, seated = list(spares), [], []
     for pod in pods:
         if pod.gone and waiting and not pod.renew:
-            spare = waiting.pop(0)
+            spare = next((each for each in waiting if each.fit), waiting[0])
+            waiting.remove(spare)
             taken.append(spare)
             pod = reset(spare, Phase.RESTARTING, now, retries=pod.retries)
         seated.append(pod)
@@ -108,6 +110,14 @@ def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, 
 def faulty_nodes(s: Status) -> dict[str, str]:
     """The nodes on which a check found hardware that must leave, with the code of the finding."""
     return {pod.node_name: pod.faulty for pod in s.pods if pod.faulty}
+
+
+def relieved_nodes(s: Status) -> dict[str, str]:
+    """The nodes in whose place spares would be better, and why, if fit ones wait for all of their seats."""
+    nodes = {pod.node_name: pod.relieve for pod in s.pods if pod.relieve}
+    seats = sum(pod.node_name in nodes for pod in s.pods)
+    fit = sum(spare.fit and spare.node_name not in nodes for spare in s.spares)
+    return nodes if seats <= fit else {}
 
 
 def starting(s: Status) -> dict[str, Any]:
@@ -187,6 +197,7 @@ def reset(pod: PodInfo, phase: Phase, now: float, **changes: Any) -> PodInfo:
         "faulty": "",
         "fit": False,
         "renew": "",
+        "relieve": "",
         "store": "",
     }
     return edit(pod, **{**fresh, "inner_phase": phase, "updated_timestamp": now, **changes})

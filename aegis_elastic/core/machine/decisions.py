@@ -83,6 +83,7 @@ def decide_leave(s: Status, now: float) -> Transition:
     tainted = amend(
         s, error_nodes=nodes, reschedules=s.reschedules + len(leaving),
         spares=tuple(spare for spare in s.spares if spare.node_name not in bad),
+        marks=tuple(mark for mark in s.marks if mark.node_name not in bad),
     )  # fmt: skip
     if s.phase is Phase.BOOT_CHECKING:
         stay = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis_elastic.core import accounting
-from aegis_elastic.core.machine.change import is_independent
+from aegis_elastic.core.machine.change import is_independent, relieved_nodes
 from aegis_elastic.core.model import NodeMark, Phase, Status, Verdict
 
 
@@ -72,6 +72,12 @@ def must_leave(s: Status, now: float) -> bool:
 
 def to_renew(s: Status, now: float) -> bool:
     return all_finished(s, now) and not s.held and any(pod.renew for pod in s.pods)
+
+
+def to_relieve(s: Status, now: float) -> bool:
+    # It is a preference: what it would cost in entries must not end the job.
+    affordable = s.entries < s.spec.recovery_budget
+    return all_finished(s, now) and not s.held and affordable and bool(relieved_nodes(s))
 
 
 def owes(s: Status, now: float) -> bool:

@@ -23,6 +23,7 @@ from aegis_elastic.core.events import (
     Noted,
     Progress,
     Release,
+    Relieve,
     Saved,
     Taint,
     Unmark,
@@ -129,6 +130,18 @@ def _evict(s: Status, e: Evict, now: float) -> Transition:
     return note(s, f"{e.node_name} may be evicted: {e.reason}", "may_evict", marks=marks)
 
 
+def _relieve(s: Status, e: Relieve, now: float) -> Transition:
+    if s.phase is not Phase.TROUBLESHOOTING:
+        return nothing(s, "nothing recovers in place: there is nobody to relieve")
+    pods = tuple(
+        edit(pod, relieve=pod.relieve or e.reason) if pod.node_name == e.node_name and not pod.gone else pod
+        for pod in s.pods
+    )
+    if pods == s.pods:
+        return nothing(s, f"nobody is on {e.node_name}, or known already")
+    return note(s, f"a spare would be better than {e.node_name}: {e.reason}", "to_relieve", pods=pods)
+
+
 def _fit(s: Status, e: Fit, now: float) -> Transition:
     spares = tuple(
         edit(spare, fit=e.fit) if (spare.name, spare.uid) == (e.worker, e.uid) else spare
@@ -194,6 +207,7 @@ NODE_FACTS: dict[type, Callable[[Status, Any, float], Transition]] = {
     Unmark: _unmark,
     Act: _act,
     Evict: _evict,
+    Relieve: _relieve,
     Fit: _fit,
     Taint: _taint,
     Untaint: _untaint,

@@ -15,6 +15,7 @@ from aegis_elastic.core.machine.change import (
     feasible,
     names_of,
     note,
+    relieved_nodes,
     reset,
 )
 from aegis_elastic.core.model import ErrorNode, NodeMark, Phase, Status, Verdict
@@ -68,6 +69,35 @@ def _keep(s: Status, mark: NodeMark) -> Transition:
     )
     made = note(s, text, "evict", marks=kept)
     return made._replace(effects=(Page(made.status.step, f"evict.{mark.node_name}", text),))
+
+
+def decide_relieve(s: Status, now: float) -> Transition:
+    """Fit spares take the seats of a node that fails too often. Nothing is found broken there, so nothing is
+    said of it to other jobs; it may come back and wait.
+    """
+    nodes = relieved_nodes(s)
+    leaving = [pod for pod in s.pods if pod.node_name in nodes]
+    pods = tuple(
+        reset(pod, Phase.RESTARTING, now, gone=True, uid="") if pod.node_name in nodes else pod
+        for pod in s.pods
+    )
+    rid = amend(
+        s, spares=tuple(spare for spare in s.spares if spare.node_name not in nodes),
+        marks=tuple(mark for mark in s.marks if mark.node_name not in nodes),
+        reschedules=s.reschedules + len(leaving),
+    )  # fmt: skip
+    why = "; ".join(f"{node}: {reason}" for node, reason in nodes.items())
+    made = enter_restarting(
+        rid, now, f"{names_of(leaving)} is relieved: not counted; {why}", "relieve", pods=pods, last_root=""
+    )
+    step = made.status.step
+    told = [
+        Dismiss(step, pod.name, pod.uid, f"a spare takes this node's place: {nodes[pod.node_name]}")
+        for pod in (*s.pods, *s.spares)
+        if pod.node_name in nodes
+    ]
+    page = Page(step, f"relieve.{', '.join(nodes)}", made.reason)
+    return made._replace(effects=(*told, page, *made.effects))
 
 
 def decide_renew(s: Status, now: float) -> Transition:
