@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from aegis_elastic.core.events import Error, Finish, Reconcile
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, Phase, PodInfo, Status
 from aegis_elastic.core.record import BadRecord, Records, join, seats_id, split
+from aegis_elastic.store.values import VALUE_BYTES_MAX
 from tests.core.walks import Choice, Walk, moves, specs
 
 
@@ -53,7 +56,7 @@ def without_stores(status: Status) -> tuple[object, ...]:
 
 def big_job(workers: int) -> Status:
     """A job of that many workers in RunCommand."""
-    spec = JobSpec("job", "default", workers, workers, max_retry=3)
+    spec = JobSpec("job", "default", workers, workers, max_retry=1000, troubleshoot="off")
     pods = tuple(
         PodInfo(
             f"node-{n:05d}.cluster.local", f"u{n:032d}", f"node-{n:05d}", "10.1.2.3", 8, Phase.PENDING,
@@ -85,6 +88,38 @@ def test_sixteen_thousand_workers_fit_into_a_small_record() -> None:
     assert join(after.job, records.workers, after.seats) == failed
 
 
+def test_it_fits_while_sixteen_thousand_are_exceptions_one_after_the_other() -> None:
+    status = big_job(16_000)
+    root = status.pods[0]
+    failed = step(status, Error(root.name, root.uid, 1, status.seq_num, "exit code 1"), 8.0).status
+    status = step(failed, Reconcile(), 8.0).status
+    pods = tuple(
+        msgspec.structs.replace(
+            pod,
+            uid=hashlib.md5(pod.uid.encode()).hexdigest(),
+            finished=n > 0,
+            updated_timestamp=9.0 + n / 1e4,
+        )
+        for n, pod in enumerate(status.pods)
+    )
+    status = msgspec.structs.replace(status, pods=pods)
+    records = split(status)
+    assert len(records.job) < VALUE_BYTES_MAX
+    assert join(records.job, records.workers, records.seats) == status
+
+
+def test_it_fits_when_every_worker_has_failed_with_many_words() -> None:
+    status = big_job(1000)
+    for pod in status.pods[:300]:
+        words = f"{pod.name}: " + hashlib.sha256(pod.name.encode()).hexdigest() * 70
+        status = step(status, Error(pod.name, pod.uid, status.incarnation, status.seq_num, words), 8.0).status
+        status = step(status, Reconcile(), 8.0).status
+        done = tuple(msgspec.structs.replace(each, finished=True) for each in status.pods)
+        status = step(msgspec.structs.replace(status, pods=done), Reconcile(), 9.0).status
+    assert status.incarnation == 301
+    assert len(split(status).job) < VALUE_BYTES_MAX / 4
+
+
 def test_a_finish_touches_one_workers_record_only() -> None:
     status = big_job(600)
     pod = status.pods[5]
@@ -101,6 +136,7 @@ def test_few_seats_are_inside_the_job_record() -> None:
     ("spoil", "complaint"),
     [
         (lambda r: (b"{", r.workers, r.seats), "cannot read the job record"),
+        (lambda r: (b"zjunk", r.workers, r.seats), "cannot read the job record"),
         (lambda r: (b'{"status":{"x":' + b"[" * 100_000, r.workers, r.seats), "cannot read the job record"),
         (lambda r: (r.job, {}, r.seats), "no record of 'node-00001"),
         (lambda r: (r.job, dict.fromkeys(r.workers, b"junk"), r.seats), "cannot put the status together"),
