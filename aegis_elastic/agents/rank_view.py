@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aegis_elastic.agents.slots import Sample, Save, SlotReader
 from aegis_elastic.core import stacks
-from aegis_elastic.core.pace import Own, RankFacts, usual
+from aegis_elastic.core.pace import Own, RankFacts, error_of_usual, usual
 from aegis_elastic.core.stacks import Stack
 
 # A window of own work: at least so many iterations, at least so long.
@@ -162,14 +162,18 @@ class RankView:
 
 
 def _window(serial: int, samples: list[Sample], cpu_us: float, groups: tuple[int, ...]) -> Own:
+    first = [float(sample.first_us) for sample in samples]
+    last = [float(sample.last_us) for sample in samples]
     return Own(
         serial,
         len(samples),
-        usual([float(sample.first_us) for sample in samples]),
-        usual([float(sample.last_us) for sample in samples]),
+        usual(first),
+        usual(last),
         usual([float(sample.step_us) for sample in samples]),
         max(0.0, cpu_us),
         groups,
+        round(error_of_usual(first), 1),
+        round(error_of_usual(last), 1),
     )
 
 

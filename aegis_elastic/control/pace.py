@@ -219,7 +219,8 @@ class PaceDesk:
         for rank, found in sorted(slow.items(), key=lambda item: item[1].share):
             worst[node_of[rank].node_name] = found
         nodes = frozenset(seen.node_name for seen in ranks)
-        self._watch = straggler.follow(self._watch, frozenset(worst), nodes)
+        certainty = {node: found.certainty for node, found in worst.items()}
+        self._watch = straggler.follow(self._watch, certainty, nodes)
         for node in sorted(self._watch.marked & worst.keys() - self._slow_marks):
             yield from self._call_slow(node_of[worst[node].rank], worst[node], now_s)
         for node in sorted(self._slow_marks & nodes - self._watch.marked):
@@ -227,7 +228,7 @@ class PaceDesk:
             yield Unmark(node, Verdict.SLOW, "it keeps up with its peers again")
 
     def _call_slow(self, seen: Seen, slow: Slow, now_s: float) -> Iterator[Event]:
-        windows = straggler.BAD_WINDOWS
+        windows = self._watch.bad[seen.node_name]
         text = f"{slow.describe()}; {windows} windows in a row"
         if straggler.pays(slow.share, now_s - self._began_s):
             self._slow_marks.add(seen.node_name)

@@ -7,6 +7,7 @@ learn from, nothing is judged by pauses at all.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
@@ -34,7 +35,8 @@ _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 class Own(msgspec.Struct, frozen=True, rename="camel"):
     """Own work of one window of iterations, as `usual` says it, in µs: up to the first collective, up to the
     last, the whole iteration; CPU of the main thread. `serial` grows with every window, `count` are its
-    iterations. `groups`: numbers of the process groups in which the rank's equals are; the same number on
+    iterations. `first_error_us` and `last_error_us`: how far chance may have moved the first two (standard
+    error). `groups`: numbers of the process groups in which the rank's equals are; the same number on
     another rank is the same group. () if it can't be told.
     """
 
@@ -45,6 +47,8 @@ class Own(msgspec.Struct, frozen=True, rename="camel"):
     step_us: _Time
     cpu_us: _Time
     groups: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=8)] = ()
+    first_error_us: _Time = 0.0
+    last_error_us: _Time = 0.0
 
 
 class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -155,9 +159,23 @@ def usual(times: Sequence[float]) -> float:
     was slowest, one of each at least. Whoever is throttled computes in bursts, and half of its iterations may
     show nothing: a median would not, either. A single stumble is left out as a median leaves it out.
     """
-    ordered = sorted(times)
-    cut = max(1, len(ordered) // 10) if len(ordered) > 2 else 0
+    ordered, cut = _cut(times)
     return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def error_of_usual(times: Sequence[float]) -> float:
+    """The standard error of `usual`, from how much the iterations differ among themselves."""
+    ordered, cut = _cut(times)
+    if len(ordered) < 2:
+        return 0.0
+    last = len(ordered) - cut - 1
+    winsorised = [ordered[min(max(place, cut), last)] for place in range(len(ordered))]
+    share = 1 - 2 * cut / len(ordered)
+    return statistics.stdev(winsorised) / (share * math.sqrt(len(ordered)))
+
+
+def _cut(times: Sequence[float]) -> tuple[list[float], int]:
+    return sorted(times), max(1, len(times) // 10) if len(times) > 2 else 0
 
 
 def own_of(ranks: Iterable[RankFacts]) -> Mapping[int, Own]:

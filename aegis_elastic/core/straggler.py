@@ -12,8 +12,10 @@ Peers are ranks with the same work: those that reduce or gather data together, b
 stage hands its lateness on to the next where nothing tells how long that waited; so of slow ranks in several
 stages, on several nodes, only those are named whose own processor time shows that it was their doing.
 
-One window proves nothing: a mark needs `BAD_WINDOWS` in a row, and goes away after `GOOD_WINDOWS` in a row.
-It is made only where moving the node out pays: what is won until the end against what a restart costs.
+One window proves nothing: a mark needs `BAD_WINDOWS` in a row, and more of them where iterations differ so
+much that all together they could still be chance (`SURE`). It goes away after `GOOD_WINDOWS` in a row. It is
+made only where moving the node out pays: what is won until the end against what a restart costs.
+
 A slow link shows in no rank's own work: it slows the collective itself, for everybody. What each rank's
 connections deliver tells that (`core.anomalies`, `network.drop`), and the performance check
 (`checks/allreduce.py`).
@@ -39,15 +41,20 @@ SIGMAS, SIGMA_MIN = 4.0, 0.02
 SHARE_MIN = 0.05
 COUNT_MIN = 4
 BAD_WINDOWS, GOOD_WINDOWS = 3, 6
+# Standard errors by which the windows in a row must lie above the peers, all of them taken together.
+SURE = 5.0
 # How much longer a job goes on is unknown; one that has run for long will for as long again. At least this.
 LEFT_S_MIN = 3600.0
 # What moving a node out costs as long as this job has no figure of its own: stop, checks, start, first step.
 COST_S = 60.0
-_MAD_SIGMA = 1.4826
+_MAD_SIGMA, _MEDIAN_ERROR = 1.4826, 1.2533
 
 
 class Slow(NamedTuple):
-    """A rank that keeps its peers waiting. Times in µs, `share` is what is lost of every iteration."""
+    """A rank that keeps its peers waiting. Times in µs, `share` is what is lost of every iteration.
+
+    `error_us` is the standard error of the difference to its peers.
+    """
 
     rank: int
     own_us: float
@@ -56,6 +63,12 @@ class Slow(NamedTuple):
     cpu_us: float
     peers_cpu_us: float
     where: str
+    error_us: float = 0.0
+
+    @property
+    def certainty(self) -> float:
+        """By how many standard errors it lies above its peers."""
+        return (self.own_us - self.peers_us) / self.error_us if self.error_us else math.inf
 
     @property
     def ratio(self) -> float:
@@ -120,13 +133,10 @@ def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
     if len(known) < RANKS_MIN:
         return {}
     found: dict[int, Slow] = {}
-    for part, where in (
-        ("first_us", "before its first collective"),
-        ("last_us", "before its last collective"),
-    ):
-        times = {rank: max(1.0, float(getattr(own, part))) for rank, own in known.items()}
+    for part in ("first", "last"):
+        times = {rank: max(1.0, float(getattr(own, f"{part}_us"))) for rank, own in known.items()}
         slow = {
-            rank: _compared(rank, times[rank], peers, known, where)
+            rank: _compared(rank, times[rank], peers, known, part)
             for rank in times
             if _behind(times[rank], peers := [time for other, time in times.items() if other != rank])
         }
@@ -148,8 +158,11 @@ def _behind(time_us: float, peers: list[float]) -> bool:
     return math.log(time_us) - middle > max(math.log(FACTOR_MIN), SIGMAS * max(spread, SIGMA_MIN))
 
 
-def _compared(rank: int, own_us: float, peers: list[float], known: Mapping[int, Own], where: str) -> Slow:
+def _compared(rank: int, own_us: float, peers: list[float], known: Mapping[int, Own], part: str) -> Slow:
     others = [own for other, own in known.items() if other != rank]
+    errors = [float(getattr(own, f"{part}_error_us")) for own in others]
+    # of a median of so many
+    peers_error_us = _MEDIAN_ERROR * statistics.median(errors) / math.sqrt(len(others))
     return Slow(
         rank,
         own_us,
@@ -157,27 +170,34 @@ def _compared(rank: int, own_us: float, peers: list[float], known: Mapping[int, 
         known[rank].step_us,
         known[rank].cpu_us,
         statistics.median(own.cpu_us for own in others),
-        where,
+        f"before its {part} collective",
+        math.hypot(float(getattr(known[rank], f"{part}_error_us")), peers_error_us),
     )
 
 
 class Watch(NamedTuple):
-    """What is remembered of the nodes between windows: bad windows in a row, good ones, who is marked."""
+    """What is remembered of the nodes between windows: bad windows in a row, the sum of their certainties,
+    good windows in a row, who is marked.
+    """
 
     bad: Mapping[str, int] = {}
+    sure: Mapping[str, float] = {}
     good: Mapping[str, int] = {}
     marked: frozenset[str] = frozenset()
 
 
-def follow(watch: Watch, slow: frozenset[str], nodes: frozenset[str]) -> Watch:
-    """The next memory after a window in which these nodes were slow. Nodes that have left are forgotten, but
-    for their marks, which only good windows take away.
+def follow(watch: Watch, slow: Mapping[str, float], nodes: frozenset[str]) -> Watch:
+    """The next memory after a window in which these nodes were slow, with that certainty (standard errors).
+    Nodes that have left are forgotten, but for their marks, which only good windows take away.
     """
-    bad = {node: watch.bad.get(node, 0) + 1 for node in slow & nodes}
-    good = {node: watch.good.get(node, 0) + 1 for node in nodes - slow}
-    marked = watch.marked | {node for node, count in bad.items() if count >= BAD_WINDOWS}
-    marked -= {node for node, count in good.items() if count >= GOOD_WINDOWS}
-    return Watch(bad, good, marked)
+    bad = {node: watch.bad.get(node, 0) + 1 for node in slow if node in nodes}
+    sure = {node: watch.sure.get(node, 0.0) + slow[node] for node in bad}
+    good = {node: watch.good.get(node, 0) + 1 for node in nodes - slow.keys()}
+    proven = {
+        node for node, count in bad.items() if count >= BAD_WINDOWS and sure[node] >= SURE * math.sqrt(count)
+    }
+    marked = (watch.marked | proven) - {node for node, count in good.items() if count >= GOOD_WINDOWS}
+    return Watch(bad, sure, good, marked)
 
 
 def pays(share: float, trained_s: float, cost_s: float = COST_S) -> bool:
