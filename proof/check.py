@@ -8,6 +8,7 @@ from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.facts import FACTS, stale_is_rejected
 from proof.invariants import INVARIANTS
+from proof.reliefs import RELIEFS
 from proof.remedies import REMEDIES, REMEDY_INVARIANTS
 from proof.seats import SEATS
 from proof.steps import STEPS, decides
@@ -15,7 +16,7 @@ from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (
     "JobIsBorn", *INVARIANTS, *REMEDY_INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected",
-    *STEPS, *SEATS, *FACTS, *REMEDIES,
+    *STEPS, *SEATS, *FACTS, *REMEDIES, *RELIEFS,
 )  # fmt: skip
 # A fact decides nothing, which is a property itself (FactsDontDecide): what is asked of decisions then
 # holds of it, and needn't be asked again.
@@ -23,8 +24,8 @@ _OF_ALL = (
     "TerminalAbsorbing", "FactsDontDecide", "MasterSeqNumMonotonic", "EffectsCarryTheirTransition",
     "ReasonGiven",
 )  # fmt: skip
-_OF_DECISIONS = {**STEPS, **SEATS, **FACTS, **REMEDIES}
-_OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS, **REMEDIES}
+_OF_DECISIONS = {**STEPS, **SEATS, **FACTS, **REMEDIES, **RELIEFS}
+_OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS, **REMEDIES, **RELIEFS}
 _OF_STATES = {**INVARIANTS, **REMEDY_INVARIANTS}
 
 
