@@ -23,7 +23,7 @@ from aegis_elastic.core.model import (
 )
 from proof.explore import Edge
 from proof.invariants import exceeded
-from proof.seats import evicted
+from proof.seats import departed, evicted
 from proof.steps import StepProperty, lost, relieved, turn
 from proof.worlds import NOW
 
@@ -132,22 +132,19 @@ def _marked(e: Edge) -> Marks:
         )
     if _saved_is_new(e):
         return tuple(msgspec.structs.replace(m, safe=True) for m in a.marks)
+    if nodes := departed(e):
+        return tuple(m for m in a.marks if m.node_name not in nodes)
     if _name(e) == "evict":
-        return _after_eviction(e)
-    if _name(e) in ("leave", "relieve"):
-        left = {p.node_name for p in a.pods if p.faulty} or set(relieved(a))
-        return tuple(m for m in a.marks if m.node_name not in left)
+        return _after_refusal(e)
     if e.transition.status.incarnation > a.incarnation:
         slow = (m for m in a.marks if m.verdict is Verdict.SLOW)
         return tuple(msgspec.structs.replace(m, evict="", safe=False) for m in slow)
     return a.marks
 
 
-def _after_eviction(e: Edge) -> Marks:
+def _after_refusal(e: Edge) -> Marks:
     a, mark = e.before, _leaving(e.before)
     node = mark.node_name if mark else ""
-    if evicted(e):
-        return tuple(m for m in a.marks if m.node_name != node)
     return tuple(
         msgspec.structs.replace(m, evict="", safe=False) if m.node_name == node else m for m in a.marks
     )

@@ -24,7 +24,7 @@ def _nodes_banished(e: Edge) -> bool:
     recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
     told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
     new = b.error_nodes[len(a.error_nodes) :]
-    gone = bad or _left(e)
+    gone = bad or departed(e)
     return (
         recorded == bad == [n.node_name for n in new]
         and told == [(p.name, p.uid) for p in (*a.pods, *a.spares) if p.node_name in gone]
@@ -40,7 +40,7 @@ def evicted(e: Edge) -> list[str]:
     return [n.node_name for n in e.transition.status.error_nodes if n not in e.before.error_nodes]
 
 
-def _left(e: Edge) -> list[str]:
+def departed(e: Edge) -> list[str]:
     """The nodes that leave in this step, for whatever reason."""
     if e.transition.name == "relieve":
         return relieved(e.before)
@@ -93,7 +93,7 @@ def _seats_kept(e: Edge) -> bool:
         return True
     spares = {p.name for p in a.spares}
     for i, was in enumerate(a.pods):
-        empty = was.gone or was.node_name in _left(e)
+        empty = was.gone or was.node_name in departed(e)
         if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
             return False
     return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(
@@ -104,7 +104,7 @@ def _seats_kept(e: Edge) -> bool:
 def _nobody_vanishes(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     here = {p.name for p in (*b.pods, *b.spares)}
-    bad = _left(e)
+    bad = departed(e)
     if e.move.label == "Taint":
         bad = [e.move.worker]  # only spares: FactsAreLocal says so of the seats
     gone = {p.name for p in a.pods if p.gone or p.restarted}
