@@ -2,8 +2,8 @@
 
 The master decides nothing but what `core.machine` decides. Whoever watches for something (a pace, a
 checkpoint, the cluster's bad nodes, the guard over it all) is a desk: it hears every accepted report, sees
-every decision once it is durable, and puts events in line. A desk that breaks is put aside and said so;
-the job goes on without it, since no watcher may become a reason why training doesn't run.
+every decision once it is durable, and puts events in line. A desk that breaks is put aside, closed, and
+said so; the job goes on without it, since no watcher may become a reason why training doesn't run.
 """
 
 from __future__ import annotations
@@ -79,11 +79,19 @@ class Desks:
         self._desks: dict[str, Desk] = {}
         self._broken: dict[str, str] = {}
         self._porters: dict[str, Porter] = {}
+        # Those put aside whose tasks are being ended, or will be as soon as there is a loop.
+        self._aside: dict[str, Desk] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._shared: list[Callable[[], Awaitable[None]]] = []
         self.clerks: dict[str, Clerk] = {}
 
     def add(self, desk: Desk) -> None:
         """Take this desk in, under its class's name."""
         self._desks[type(desk).__name__] = desk
+
+    def at_the_end(self, give_back: Callable[[], Awaitable[None]]) -> None:
+        """Have this called when all desks are closed: it gives back what several of them use."""
+        self._shared.append(give_back)
 
     def watch_the_door(self, desk: Desk, porter: Porter) -> None:
         """Have this desk look at every node before its agent takes part."""
@@ -127,8 +135,16 @@ class Desks:
     async def close(self) -> None:
         """End them all."""
         for name, desk in [*self._desks.items()]:
-            await self._await(name, desk.close(), None)
+            await self._await(name, desk.close(), None, breaks=False)
         self._desks.clear()
+        for name in [*self._aside]:
+            self._end(name)
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
+        for give_back in self._shared:
+            try:
+                await give_back()
+            except Exception:
+                logger.exception("what desks shared could not be given back")
 
     def _ask(self, name: str, question: Callable[[], _Result], otherwise: _Result) -> _Result:
         try:
@@ -138,15 +154,32 @@ class Desks:
             self._put_aside(name, error)
             return otherwise
 
-    async def _await(self, name: str, work: Awaitable[_Result], otherwise: _Result) -> _Result:
+    async def _await(
+        self, name: str, work: Awaitable[_Result], otherwise: _Result, *, breaks: bool = True
+    ) -> _Result:
         try:
             return await work
         except Exception as error:  # a watcher's fault is never the training's
             logger.exception(_BROKE, name)
-            self._put_aside(name, error)
+            if breaks:
+                self._put_aside(name, error)
+            else:
+                self._broken.setdefault(name, f"{type(error).__name__}: {error}")
             return otherwise
 
     def _put_aside(self, name: str, error: Exception) -> None:
-        self._desks.pop(name, None)
+        """Nobody asks it any more; its tasks would go on acting on what it knew when it broke."""
+        desk = self._desks.pop(name, None)
         self._porters.pop(name, None)
-        self._broken[name] = f"{type(error).__name__}: {error}"
+        self._broken.setdefault(name, f"{type(error).__name__}: {error}")
+        if desk is not None:
+            self._aside[name] = desk
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # nothing can run without one; `close` ends it
+        work = self._await(name, self._aside.pop(name).close(), None, breaks=False)
+        self._ending[name] = loop.create_task(work, name=f"end of {name}")

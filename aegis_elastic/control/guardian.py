@@ -128,7 +128,6 @@ class GuardianDesk:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._pager.close()
 
     async def objection(self, node_name: str) -> str:
         """Why this node should not be taken from its scheduler now; "" if the guard has nothing against
@@ -385,6 +384,8 @@ def sit_down(
 
     desk = GuardianDesk(feed, job, config.policy, pager, have, name=f"{os.uname().nodename}.{os.getpid()}")
     desks.add(desk)
+    # Not when the guard breaks: others call humans by it, too.
+    desks.at_the_end(pager.close)
     desks.add(BrakeDesk(feed, config.policy, pager.send_soon, config.check_paths))
     scope = node_desk.sit_down(
         desks, feed, spec, config.nodes, store,

@@ -136,7 +136,6 @@ class NodeDesk:
         if self._isolations is not None:
             await self._isolations.close(max(until_s - time.monotonic(), 0.0))
         await end_all(self._tasks)
-        await self._scope.close()
 
     # ------------------------------------------------------------ at the door
 
@@ -179,6 +178,8 @@ class NodeDesk:
                         self._changed(change)
             except StoreError as error:
                 self._lost_sight(error)
+            except Exception:  # whatever it was, a node that others condemn meanwhile would be let in
+                logger.exception("THE RECORDS OF NODES are not followed: trying again in %g s", retry_s)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_S_MAX)
 
@@ -294,21 +295,28 @@ class NodeDesk:
         await self._loaded.wait()
         while True:
             node, edit = await self._writes.get()
-            retry_s = RETRY_S
-            while True:
-                try:
-                    seen = await self._scope.changed(node, edit)
-                    break
-                except StoreError as error:
-                    self._lost_sight(error)
-                    await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, RETRY_S_MAX)
-            self._back_in_sight()
-            unwritten = self._unwritten.get(node)
-            if unwritten is not None and nodes.knows(seen.record, unwritten):
-                del self._unwritten[node]
-            self._learn(node, seen)
-            self._writes.task_done()
+            try:
+                await self._write_one(node, edit)
+            except Exception:  # a note that can't be written must not keep the others from being written
+                logger.exception("THE RECORD OF NODE %s is not written; for this job it stands", node)
+            finally:
+                self._writes.task_done()
+
+    async def _write_one(self, node: str, edit: Edit) -> None:
+        retry_s = RETRY_S
+        while True:
+            try:
+                seen = await self._scope.changed(node, edit)
+                break
+            except StoreError as error:
+                self._lost_sight(error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_S_MAX)
+        self._back_in_sight()
+        unwritten = self._unwritten.get(node)
+        if unwritten is not None and nodes.knows(seen.record, unwritten):
+            del self._unwritten[node]
+        self._learn(node, seen)
 
     def _back_in_sight(self) -> None:
         if self._away:
@@ -366,6 +374,8 @@ def sit_down(
     desk = NodeDesk(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
     desks.add(desk)
     desks.watch_the_door(desk, desk.before_join)
+    # Not when this desk breaks: the guard keeps its records there, too.
+    desks.at_the_end(scope.close)
     desks.clerks |= NodeClerk(scope, desk.changed_by_hand, isolations).clerks
     return scope
 

@@ -97,3 +97,51 @@ def test_a_desk_that_breaks_is_put_aside_and_the_others_go_on(where: str) -> Non
     asyncio.run(desks.close())
     assert sound.seen == ["w0", "Pending", "w0", "Pending", "closed"]
     assert desks.broken == {"Broken": f"RuntimeError: broken in {where}"}
+
+
+class Busy(Broken):
+    """Breaks while a task of its own is at work."""
+
+    def __init__(self) -> None:
+        super().__init__("turn")
+        self.work = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
+
+    async def close(self) -> None:
+        self.seen.append("closed")
+        self.work.cancel()
+
+
+def test_the_tasks_of_a_desk_that_breaks_end_at_once_and_what_others_use_stays() -> None:
+    async def story() -> None:
+        desks, busy, sound = Desks(), Busy(), Listener()
+        order: list[str] = []
+
+        async def give_back() -> None:
+            order.append(f"after {sound.seen}")
+
+        for desk in (busy, sound):
+            desks.add(desk)
+        desks.at_the_end(give_back)
+        desks.turn(1.0)
+        await asyncio.wait_for(asyncio.gather(busy.work, return_exceptions=True), 5)
+        assert busy.work.cancelled() and not order
+        await desks.close()
+        assert busy.seen == ["closed"], "once"
+        assert order == ["after ['closed']"]
+
+    asyncio.run(story())
+
+
+def test_a_desk_that_can_not_even_be_closed_harms_nobody() -> None:
+    class Hopeless(Broken):
+        async def close(self) -> None:
+            raise OSError("nor in close")
+
+    async def story() -> Desks:
+        desks = Desks()
+        desks.add(Hopeless("turn"))
+        desks.turn(1.0)
+        await desks.close()
+        return desks
+
+    assert asyncio.run(story()).broken == {"Hopeless": "RuntimeError: broken in turn"}

@@ -12,19 +12,24 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aegis_elastic.agents.link import Joined, Refused
-from aegis_elastic.control import cluster
-from aegis_elastic.control.cluster import ClusterScope, of_cluster
+from aegis_elastic.control import cluster, node_desk
+from aegis_elastic.control.cluster import ClusterScope, Edit, Seen, of_cluster
 from aegis_elastic.control.config import NodesConfig
+from aegis_elastic.control.desks import Decided
 from aegis_elastic.control.errors import AdminRefused
 from aegis_elastic.core import journal, nodes
-from aegis_elastic.core.events import Finding, Join, Noted
+from aegis_elastic.core.events import Event, Finding, Join, Noted, Reconcile, RecordErrorNode, Taint
+from aegis_elastic.core.machine import Transition, create
 from aegis_elastic.core.messages import MessageType
+from aegis_elastic.core.model import ErrorNode, JobSpec
 from aegis_elastic.core.nodes import ANOMALY, HARDWARE, MANUAL, Incident, NodeRecord, NodeTaint, Standing
 from aegis_elastic.core.orders import Action
-from aegis_elastic.store.contract import StoreUnavailable
+from aegis_elastic.store.contract import Store, StoreUnavailable, Watch
+from aegis_elastic.store.memory import MemoryBackend, MemoryStore
 from tests.control.conftest import Hold, MakeAgent
 from tests.control.planes import Agent, Held, children, wait_for
 from tests.store.backends import missing, running
@@ -308,3 +313,60 @@ def test_waiting_spares_stand_in_line_by_what_their_nodes_have_done(
     assert risks["clean"] == 0 < risks["noisy"] < 0.1 < risks["lemon"]
     first.close()
     wait_for(lambda: plane.ask()["workers"][0]["name"] == "clean", "the clean one to step in")
+
+
+class Shaky(ClusterScope):
+    """A scope that has faults nobody thought of: the watch breaks twice, and one record can't be written."""
+
+    def __init__(self, store: Store) -> None:
+        async def have() -> Store:
+            return store
+
+        super().__init__(have, "here", shared=True)
+        self.tries = 0
+
+    async def watch(self) -> Watch:
+        self.tries += 1
+        if self.tries < 3:
+            raise ZeroDivisionError("nobody thought of this")
+        return await super().watch()
+
+    async def changed(self, node_name: str, edit: Edit) -> Seen:
+        if node_name == "cursed":
+            raise RecursionError("nor of this")
+        return await super().changed(node_name, edit)
+
+
+def test_a_fault_that_nobody_thought_of_ends_neither_the_following_nor_the_writing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_desk, "RETRY_S", 0.01)
+
+    async def story() -> None:
+        store = MemoryStore(MemoryBackend())
+        scope, heard = Shaky(store), asyncio.Event()
+
+        def feed(event: Event) -> None:
+            if isinstance(event, Taint) and event.node_name == "n2":
+                heard.set()
+
+        desk = node_desk.NodeDesk(scope, JobSpec("job", "team", 2, 2, 0), feed)
+        status = create(JobSpec("job", "team", 2, 2, 0), time.time())
+        desk.followed(status, ())
+        names = ("cursed", "n1")
+        found = tuple(ErrorNode(name, "gpu.missing", "hardware", time.time(), "job") for name in names)
+        condemned = tuple(RecordErrorNode(1, each.node_name, each.reason, each.kind) for each in found)
+        status = msgspec.structs.replace(status, error_nodes=found)
+        desk.followed(status, [Decided(Reconcile(), Transition(status, condemned, "must leave", "leave"))])
+        await asyncio.wait_for(desk._writes.join(), 10)
+        assert set(await scope.records()) == {"n1"}, "one that can't be written is in nobody's way"
+        taint = NodeTaint("new cables", MANUAL, time.time(), "ops", 0.0)
+        await scope.changed("n2", lambda record: nodes.tainted(record, taint))
+        await asyncio.wait_for(heard.wait(), 10)
+        assert desk._believed("cursed").taints, "this job goes by what it found, written or not"
+        await desk.close()
+
+    asyncio.run(story())
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("THE RECORDS OF NODES are not followed" in each for each in said) == 2
+    assert any("THE RECORD OF NODE cursed is not written" in each for each in said)
