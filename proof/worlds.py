@@ -413,7 +413,7 @@ SMALL: tuple[World, ...] = (
     _world("small stuck", spec(1, 2, budget=1), 1, "finish join error progress", formed=True),
     _world("relief", spec(1, 1, budget=1), 2, "finish lost join error relieve hardware fit", formed=True),
     _world("shared relief", spec(2, 1, budget=1), 3, "finish join error relieve fit shared", formed=True),
-    _world("both ways", spec(1, 1, budget=1), 2, "finish join error relieve broken slow fit", formed=True),
+    _world("both ways", spec(1, 1), 2, "finish join error relieve broken hardware slow fit", formed=True),
     _world("small taints", spec(1, 0, budget=1), 3, "finish join taint", formed=True),
     _world("earning", spec(1, 1, budget=1, decay=1), 1, "finish error saved", formed=True),
     _world("small renewals", spec(2, 1, budget=2), 2, "finish join broken io error", formed=True),
