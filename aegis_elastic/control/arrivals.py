@@ -20,6 +20,8 @@ from aegis_elastic.core.model import RECOVERING, JobSpec, Mode, Phase, Status
 
 # An agent that was heard within this time lives: three heartbeats.
 RIVAL_S = 3.0
+# So many are remembered before those that have gone are forgotten.
+STARTED_MIN = 64
 
 
 class Arrivals:
@@ -28,7 +30,8 @@ class Arrivals:
     def __init__(self, roll: Roll, attribution_s: float) -> None:
         self._roll = roll
         self._attribution_s = attribution_s
-        self._told_started: set[tuple[str, int]] = set()
+        # uid -> the incarnation that it has told to have started.
+        self._told_started: dict[str, int] = {}
 
     async def no_rival(self, worker: str, uid: str) -> None:
         """Refuse (ValueError) a newcomer under the name of an agent that lives: each would replace the other
@@ -73,10 +76,13 @@ class Arrivals:
                 self._roll.evidence[event.worker] = (evidence, timed)
             return None
         if isinstance(event, Started):
-            life = (message.uid, message.incarnation)
-            if life in self._told_started:
+            if self._told_started.get(message.uid) == message.incarnation:
                 return None
-            self._told_started.add(life)
+            if len(self._told_started) > 2 * len(status.pods) + STARTED_MIN:
+                self._told_started = {
+                    uid: told for uid, told in self._told_started.items() if self._roll.knows(uid)
+                }
+            self._told_started[message.uid] = message.incarnation
             return event
         return event if step(status, event, 0.0).status is not status else None
 

@@ -29,7 +29,7 @@ REPORT_FILE = "report.json"
 STATUS_FILE = "status.json"
 LOG_FILE = "aegis.log"
 # A journal that is longer than this goes on in a new file at the next start of training: a thousand nodes
-# write some megabytes at every restart, and whoever takes a job over, or reports on it, reads the newest file.
+# write some megabytes at every restart, and whoever takes a job over, or reports on it, reads the newest one.
 PART_BYTES_MAX = 64 << 20
 # What a message has beside the report in it.
 ENVELOPE_BYTES_MAX = 4096

@@ -50,6 +50,8 @@ class Roll:
             self._connections.pop(uid, None)
             self._told_at.pop(uid, None)
             self._clocks.pop(uid, None)
+            self._jwt_until.pop(uid, None)
+            self._keys.pop(uid, None)
         for uid, worker in current.items():
             self._contacts.setdefault(uid, Contact(worker, uid, now_s))
 
@@ -98,6 +100,8 @@ class Roll:
             return
         self._told_at[by] = told_at
         names = frozenset(workers)
+        if not names:
+            return  # only a few agents look at the others
         for uid, contact in self._contacts.items():
             if contact.worker in names:
                 self._contacts[uid] = contact._replace(peers_saw_s=now_s)
