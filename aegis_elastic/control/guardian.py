@@ -2,7 +2,8 @@
 
 It looks at every mark again and again as long as it stands, and at every action of this job until it is known
 whether it has helped. What other rules of the machine do to a node (a restart after an exit, a clean process,
-a faulty node that leaves) is counted on the same breaker.
+a faulty node that leaves) is counted on the same breaker. An exit is answered whatever the breaker says; but
+where it is open a spare is preferred to one more start (`Relieve`).
 
 All of it runs in tasks of the desk's own; the master hears of it by events. A guard that can't reach its
 store does nothing and says so: an action that isn't guarded is none that this desk may take.
@@ -25,8 +26,8 @@ from aegis_elastic.control.config import PlaneConfig
 from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.guarding import GuardKeeper
 from aegis_elastic.core import guard, verdicts
-from aegis_elastic.core.events import Act, Event, Evict, Noted, Page, RecordErrorNode, Renew
-from aegis_elastic.core.guard import Action, Case, Deed, Outcome
+from aegis_elastic.core.events import Act, Event, Evict, Noted, Page, RecordErrorNode, Relieve, Renew
+from aegis_elastic.core.guard import Action, Case, Deed, NodeGuard, Outcome
 from aegis_elastic.core.machine.change import feasible
 from aegis_elastic.core.messages import Message
 from aegis_elastic.core.model import RECOVERING, TERMINAL, JobSpec, NodeMark, Phase, Status, Verdict
@@ -78,6 +79,9 @@ class GuardianDesk:
         self._to_page: list[tuple[str, str, str, bool]] = []
         self._cases: dict[tuple[str, Verdict], Case] = {}
         self._deeds: dict[str, Deed] = {}
+        # What is recorded of the nodes that have seats, as of this incarnation.
+        self._records: dict[str, NodeGuard] = {}
+        self._records_in = -1
         self._seen: dict[str, collections.deque[str]] = {}
         self._pending: dict[str, _Pending] = {}
         self._recovering_since: float | None = None
@@ -161,7 +165,7 @@ class GuardianDesk:
         keeper = await self._guard()
         while self._to_count:
             node, action, ident = self._to_count[0]
-            await keeper.count(node, action, ident)
+            self._records[node] = await keeper.count(node, action, ident)
             del self._to_count[0]
         while self._to_page:
             where, what, text, urgent = self._to_page[0]
@@ -171,6 +175,7 @@ class GuardianDesk:
                 self._to_page.append((where, what, text, urgent))
                 break
         await self._page_endless_recovery(keeper)
+        await self._learn_records(keeper)
         if self._away:
             self._away = False
             logger.warning("the guard's records can be had again")
@@ -203,6 +208,14 @@ class GuardianDesk:
 
     async def _learn_deeds(self, keeper: GuardKeeper) -> None:
         self._deeds = {deed.id: deed for deed in await keeper.unsettled()}
+
+    async def _learn_records(self, keeper: GuardKeeper) -> None:
+        """Know beforehand whose breaker is open: when training fails there is no time to ask."""
+        status = self._status
+        if status is None or status.phase is not Phase.RUN_COMMAND or status.incarnation == self._records_in:
+            return
+        self._records = await keeper.nodes({pod.node_name for pod in status.pods})
+        self._records_in = status.incarnation
 
     async def _page_endless_recovery(self, keeper: GuardKeeper) -> None:
         since, status = self._recovering_since, self._status
@@ -266,6 +279,15 @@ class GuardianDesk:
             for worker in status.root.split(", "):
                 if node := self._node_of(worker):
                     self._to_count.append((node, Action.LEVEL_1, ident))
+                    if name == "error":  # the seats of who is lost go to spares anyway
+                        self._prefer_a_spare(worker, node)
+
+    def _prefer_a_spare(self, worker: str, node: str) -> None:
+        why = guard.spent(self._records.get(node, NodeGuard()), self.now(), self._policy.guard)
+        if why and self._policy.mode == "observe":
+            self._feed(Noted(worker, node, "guard.would_act", f"a spare instead: {why}", self._wall()))
+        elif why:
+            self._feed(Relieve(node, why))
 
     def _node_of(self, worker: str) -> str:
         pod = self._status.pod(worker) if self._status is not None else None

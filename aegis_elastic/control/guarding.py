@@ -14,7 +14,7 @@ import hashlib
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -150,6 +150,12 @@ class GuardKeeper:
         if entry is None:
             return NodeGuard(), 0
         return _decode(entry.value, NodeGuard) or NodeGuard(), entry.revision
+
+    async def nodes(self, names: Collection[str]) -> dict[str, NodeGuard]:
+        """The records of those of these nodes that have one, in one listing."""
+        found = {e.key: e for e in await self._store.list(PREFIX) if e.key.endswith(".state")}
+        known = {name: found[key] for name in names if (key := self._key(name, "state")) in found}
+        return {name: _decode(entry.value, NodeGuard) or NodeGuard() for name, entry in known.items()}
 
     async def count(self, node_name: str, action: Action, ident: str) -> NodeGuard:
         """Count an action that somebody else decided and that has been done."""

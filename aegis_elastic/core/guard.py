@@ -82,7 +82,8 @@ class Rules(NamedTuple):
 
 
 # The table of section 11. A crash must not wait three minutes, and a fourth crash in a day must not strand a
-# job that allows a hundred retries: level 1 after an exit is bounded by maxRetry alone.
+# job that allows a hundred retries: level 1 after an exit is bounded by maxRetry alone. Where the breaker is
+# open (`spent`) it rather starts on a fit spare, if one waits.
 RULES = {
     Action.LEVEL_1: Rules(False, False, counts=True, guarded=False, boundary=False, retry=1),
     Action.RESTART_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=1),
@@ -275,6 +276,14 @@ def lately(node: NodeGuard, now: float) -> list[Counted]:
 def guarded(node: NodeGuard, now: float) -> list[Counted]:
     """What of it the breaker stops at."""
     return [entry for entry in lately(node, now) if RULES[entry.action].guarded]
+
+
+def spent(node: NodeGuard, now: float, policy: Guard) -> str:
+    """Why automation has done enough to this node today, "" if it hasn't."""
+    used = len(guarded(node, now))
+    if used < policy.actions_per_day:
+        return ""
+    return f"the breaker is open: {used} actions in 24 h, {policy.actions_per_day} are allowed"
 
 
 def count(node: NodeGuard, entry: Counted) -> NodeGuard:

@@ -16,7 +16,22 @@ import pytest
 from aegis_elastic.control.brake import BrakeDesk, probe_io
 from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.guardian import GuardianDesk
-from aegis_elastic.core.events import Act, Event, Finding, Finish, Hold, Mark, Noted, Page, Quit, Unmark
+from aegis_elastic.core.events import (
+    Act,
+    Error,
+    Event,
+    Finding,
+    Finish,
+    Fit,
+    Hold,
+    Join,
+    Mark,
+    Noted,
+    Page,
+    Quit,
+    Relieve,
+    Unmark,
+)
 from aegis_elastic.core.guard import Action
 from aegis_elastic.core.machine import Transition, step
 from aegis_elastic.core.messages import Message, MessageType, ReportData, WirePhase
@@ -231,6 +246,53 @@ def test_old_records_are_forgotten_and_young_ones_are_not() -> None:
         assert [key.split(".")[-1] for key in office.backend.entries] == [b"young".hex()]
 
     play(story)
+
+
+@pytest.mark.parametrize("used", [2, 3])
+def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used: int) -> None:
+    """Section 11: a crash is never left alone because of the breaker, but an open one prefers a spare."""
+
+    async def story(office: Office) -> None:
+        s = office.recorded.status
+        keeper = await office.desk._guard()
+        for number in range(used):
+            await keeper.count("n1", Action.RESTART_HUNG, f"deed {number}")
+        office.happens(Join("w2", "u2", "n2", "127.0.0.1", 1), Fit("w2", "u2", True))
+        await office.until(lambda: office.desk._records_in == 1)
+        office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
+        assert office.recorded.status.phase is Phase.TROUBLESHOOTING, "at once, whatever the breaker says"
+        relief = [event for event in office.fed if isinstance(event, Relieve)]
+        assert len(relief) == (used == 3)
+        office.happens(*relief)
+        office.recorded.everybody_finishes(time.time() - BEGIN)
+        seated = [pod.name for pod in office.recorded.status.pods]
+        if used == 3:
+            assert seated == ["w0", "w2"]
+            assert not office.recorded.status.error_nodes, "nothing was found broken there"
+            said = [line.reason for line in office.recorded.lines if line.transition == "relieve"]
+            assert said == ["w1 is relieved: not counted; n1: the breaker is open: 3 actions in 24 h, 3 are "
+                            "allowed; w2 steps in"]  # fmt: skip
+        else:
+            assert seated == ["w0", "w1"]
+        assert office.recorded.status.recover_count == 1
+
+    play(story)
+
+
+def test_a_policy_that_observes_only_says_that_a_spare_would_take_over() -> None:
+    async def story(office: Office) -> None:
+        s = office.recorded.status
+        keeper = await office.desk._guard()
+        for number in range(3):
+            await keeper.count("n1", Action.RESTART_HUNG, f"deed {number}")
+        office.happens(Noted("", "", "a.b", "wakes the desk", 0.0))
+        await office.until(lambda: office.desk._records_in == 1)
+        office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
+        said = [e.detail for e in office.fed if isinstance(e, Noted) and e.code == "guard.would_act"]
+        assert said == ["a spare instead: the breaker is open: 3 actions in 24 h, 3 are allowed"]
+        assert not any(isinstance(event, Relieve) for event in office.fed)
+
+    play(story, policy=Policy("observe", QUICK.guard))
 
 
 # ------------------------------------------------------------ the brake
