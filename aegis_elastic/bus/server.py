@@ -274,6 +274,9 @@ class NatsServer:
             "ping_max": 2,
             # Thousands reconnect at once after a restart; two seconds, the default, drops the late ones.
             "authorization": {"timeout": 10},
+            # When training breaks, a thousand nodes tell of it in the same second, with the words of all their
+            # ranks: 64 MB, the default, and the master is thrown off in the very moment that it is needed.
+            "max_pending": 1 << 30,
         }
         if self._certificate is not None:
             config["tls"] = {

@@ -364,3 +364,42 @@ def test_names_as_long_as_names_may_be_connect(with_plane: PlaneTest) -> None:
         assert bus.connected
 
     with_plane(scenario)
+
+
+def test_a_thousand_failures_at_once_throw_nobody_off_the_bus(with_plane: PlaneTest) -> None:
+    """The master may be busy deciding when the reports of a crash come in, each with the words of eight
+    ranks.
+    """
+
+    def tell(plane: Plane, workers: list[Credentials]) -> None:
+        async def all_tell() -> None:
+            connect = BusConnection.connect
+            buses = [
+                await connect([plane.server.url], who, name=f"u{n}", ca_pem=plane.pem)
+                for n, who in enumerate(workers)
+            ]
+            for _ in range(100):
+                for n, bus in enumerate(buses):
+                    await bus.publish(names.report("team", "a", f"w{n}"), b"x" * 100_000)
+            for bus in buses:
+                await bus.close()
+
+        asyncio.run(all_tell())
+
+    async def scenario(plane: Plane) -> None:
+        lost: list[str] = []
+        heard: list[str] = []
+        master = await plane.connect(plane.master(), on_disconnect=lost.append)
+        await master.subscribe("aegis.team.a.report.*", lambda message: heard.append(message.subject))
+        telling = asyncio.create_task(
+            asyncio.to_thread(tell, plane, [plane.worker(f"w{n}") for n in range(10)])
+        )
+        while not heard:  # noqa: ASYNC110 - a callback of the bus is no place to wake anybody
+            await asyncio.sleep(0.01)
+        time.sleep(1.0)  # noqa: ASYNC251 - it decides
+        await telling
+        while len(heard) < 1000 and not lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (lost, len(heard)) == ([], 1000)
+
+    with_plane(scenario)
