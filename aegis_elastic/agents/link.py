@@ -247,7 +247,8 @@ class PlaneLink:
                 break
             except BusError as error:
                 # Its port may be blocked although the door is open: that is no way to join either.
-                self._note_late(f"cannot reach the bus at {self._bus_url(place)}: {error}")
+                where = place.bus_url(self._door.host)
+                self._note_late(f"cannot reach the bus at {where}: {error}")
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
         if place.welcome.parked:
@@ -315,10 +316,10 @@ class PlaneLink:
     async def _join_bus(self, place: Place) -> None:
         me = self._identity
         self._bus = await BusConnection.connect(
-            [self._bus_url(place)],
+            [place.bus_url(self._door.host)],
             Credentials(self._key, place.welcome.jwt),
             name=me.uid,
-            ca_pem=place.certificate_pem,
+            ca_pem=place.bus_ca,
             on_disconnect=self._on_bus_gone,
             on_reconnect=lambda: self._inbox.put(BusChanged(True)),
             on_violation=lambda text: logger.error("the bus refused us something: %s", text),
@@ -328,10 +329,6 @@ class PlaneLink:
         self._note_jwt(place.welcome.jwt)
         await self._bus.subscribe(names.order_all(me.namespace, me.job), self._take_order)
         await self._bus.subscribe(names.order(me.namespace, me.job, me.worker), self._take_word)
-
-    def _bus_url(self, place: Place) -> str:
-        host = f"[{self._door.host}]" if ":" in self._door.host else self._door.host
-        return f"tls://{host}:{place.welcome.bus_port}"
 
     def _on_bus_gone(self, reason: str) -> None:
         self._inbox.put(BusChanged(False, reason))
@@ -425,7 +422,7 @@ class PlaneLink:
         if place is not None:
             assert self._bus is not None
             self._place = place
-            self._bus.move([self._bus_url(place)])
+            self._bus.move([place.bus_url(self._door.host)])
             await self._take_jwt(place.welcome.jwt)
             if place.welcome.parked:
                 self._park(place.welcome.parked)

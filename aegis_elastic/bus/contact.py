@@ -63,7 +63,8 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=F
 
 
 class Welcome(msgspec.Struct, frozen=True, rename="camel"):
-    """The worker's place: its JWT for the bus at `bus_port` of the same host, and what the job is.
+    """The worker's place: its JWT for the bus at `bus_port` of the same host, and what the job is. The bus is
+    at `bus_url` instead if that is given, where the certificate is one of `bus_ca` ("": there is none).
 
     `parked`: why it has no part in the job, and may only listen until that ends (it asked for that: `parks`).
     """
@@ -77,6 +78,8 @@ class Welcome(msgspec.Struct, frozen=True, rename="camel"):
     recover_count: int
     proof: str = ""
     parked: str = ""
+    bus_url: str = ""
+    bus_ca: str = ""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -85,6 +88,16 @@ class Place(msgspec.Struct, frozen=True):
     welcome: Welcome
     certificate_pem: str
     proven: bool
+
+    def bus_url(self, host: str) -> str:
+        """Where the bus is, if the plane is on `host`."""
+        named = f"[{host}]" if ":" in host else host
+        return self.welcome.bus_url or f"tls://{named}:{self.welcome.bus_port}"
+
+    @property
+    def bus_ca(self) -> str | None:
+        """Whose certificates the bus shows; None if it shows none."""
+        return (self.welcome.bus_ca or None) if self.welcome.bus_url else self.certificate_pem
 
 
 def new_nonce() -> str:

@@ -253,30 +253,16 @@ class NatsServer:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         config: dict[str, Any] = {
+            **wanted_of_a_server(self.keys),
             "host": self.host,
             "port": self.port or -1,
             "server_name": "aegis",
-            "operator": self.keys.operator_jwt,
-            "system_account": self.keys.system.public,
-            "resolver": "MEMORY",
-            "resolver_preload": self.keys.account_jwts(),
             "jetstream": {
                 "store_dir": str(self.directory / "jetstream"),
                 "sync_interval": "always",
                 "max_memory_store": 64 * 1024 * 1024,
                 "max_file_store": 4 * 1024 * 1024 * 1024,
             },
-            # A JWT names its worker and the job several times, and names may be long: 4 KiB is too little.
-            "max_control_line": 64 * 1024,
-            # A node that lost its power closes nothing: without pings its connection would look alive for
-            # minutes.
-            "ping_interval": "5s",
-            "ping_max": 2,
-            # Thousands reconnect at once after a restart; two seconds, the default, drops the late ones.
-            "authorization": {"timeout": 10},
-            # When training breaks, a thousand nodes tell of it in the same second, with the words of all their
-            # ranks: 64 MB, the default, and the master is thrown off in the very moment that it is needed.
-            "max_pending": 1 << 30,
         }
         if self._certificate is not None:
             config["tls"] = {
@@ -287,6 +273,29 @@ class NatsServer:
             }
         # The server's configuration language takes JSON as it is, so nothing needs quoting of its own.
         write_private(self._config_path, json.dumps(config, indent=1).encode())
+
+
+def wanted_of_a_server(keys: PlaneKeys) -> dict[str, Any]:
+    """What any nats-server that serves jobs with these keys must have in its configuration, whoever starts
+    it: whom it trusts, and some limits. JetStream has to be on, too. No secret is in it.
+    """
+    return {
+        "operator": keys.operator_jwt,
+        "system_account": keys.system.public,
+        "resolver": "MEMORY",
+        "resolver_preload": keys.account_jwts(),
+        # A JWT names its worker and the job several times, and names may be long: 4 KiB is too little.
+        "max_control_line": 64 * 1024,
+        # A node that lost its power closes nothing: without pings its connection would look alive for
+        # minutes.
+        "ping_interval": "5s",
+        "ping_max": 2,
+        # Thousands reconnect at once after a restart; two seconds, the default, drops the late ones.
+        "authorization": {"timeout": 10},
+        # When training breaks, a thousand nodes tell of it in the same second, with the words of all their
+        # ranks: 64 MB, the default, and the master is thrown off in the very moment that it is needed.
+        "max_pending": 1 << 30,
+    }
 
 
 class _Watching:

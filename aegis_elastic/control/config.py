@@ -36,6 +36,16 @@ class NodesConfig(msgspec.Struct, frozen=True, rename="camel"):
     record: str = ""
 
 
+class BusConfig(msgspec.Struct, frozen=True, rename="camel"):
+    """A bus that somebody else runs: `url` ("" for one of our own), the file with the keys that it trusts,
+    and the certificates that it may show ("" where it has none).
+    """
+
+    url: str = ""
+    keys_file: str = ""
+    ca_pem: str = ""
+
+
 class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     """One embedded plane. `directory` (0700) holds keys, certificate, store and sockets over its lives.
 
@@ -66,6 +76,7 @@ class PlaneConfig(msgspec.Struct, frozen=True, rename="camel"):
     metrics_port: int | None = None
     hang_after_s: float = FLOOR_S
     nodes: NodesConfig = NodesConfig()
+    bus: BusConfig = BusConfig()
     policy: Policy = Policy()
     notify: tuple[str, ...] = ()
     check_paths: dict[str, str] = {}

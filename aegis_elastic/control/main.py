@@ -65,19 +65,20 @@ async def _connect(
 ) -> tuple[BusConnection, BusConnection]:
     """The master's two places on the bus: in the jobs' account, and where the server tells of its clients."""
     host = f"[{config.host}]" if ":" in config.host else config.host
-    urls = [f"tls://{host}:{port}"]
+    urls = [config.bus.url or f"tls://{host}:{port}"]
+    trusted = (config.bus.ca_pem or None) if config.bus.url else pem
     jobs, system = NKey.generate(), NKey.generate()
     mine = Credentials(jobs, credentials.master_jwt(keys, jobs.public, expires_s=OWN_JWT_LIFE_S))
     servers = Credentials(system, credentials.system_jwt(keys, system.public, expires_s=OWN_JWT_LIFE_S))
     bus, told = await asyncio.gather(
-        BusConnection.connect(urls, mine, name="master", ca_pem=pem),
-        BusConnection.connect(urls, servers, name="master", ca_pem=pem),
+        BusConnection.connect(urls, mine, name="master", ca_pem=trusted),
+        BusConnection.connect(urls, servers, name="master", ca_pem=trusted),
     )
     return bus, told
 
 
 async def _lead(config: PlaneConfig, nats_port: int) -> None:
-    keys = PlaneKeys.load(config.path / "keys.json")
+    keys = PlaneKeys.load(Path(config.bus.keys_file) if config.bus.url else config.path / "keys.json")
     certificate = tls.load_certificate(config.path)
     bus, system = await _connect(config, keys, certificate.pem, nats_port)
     doors: Doors | None = None
@@ -157,7 +158,7 @@ async def _make_master(
         begun_at,
         run_dir=run_dir,
         make_jwt=make_jwt,
-        bus_port=nats_port,
+        bus={"bus_port": nats_port, "bus_url": config.bus.url, "bus_ca": config.bus.ca_pem},
         jwt_life_s=config.jwt_life_s,
         patience=Patience(silent_s=config.silent_s),
         attribution_s=config.attribution_s,

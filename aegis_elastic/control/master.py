@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Master:
         *,
         run_dir: Path,
         make_jwt: MakeJwt,
-        bus_port: int,
+        bus: Mapping[str, Any],
         jwt_life_s: float,
         patience: Patience,
         attribution_s: float,
@@ -105,7 +105,7 @@ class Master:
         self._status = begun.status
         self._run_dir = run_dir
         self._make_jwt = make_jwt
-        self._bus_port = bus_port
+        self._bus = bus
         self._jwt_life_s = jwt_life_s
         self._plane = plane
         self._tell = tell
@@ -181,7 +181,7 @@ class Master:
         status = self._status
         return Welcome(
             jwt=jwt,
-            bus_port=self._bus_port,
+            **self._bus,
             seq_num=status.seq_num,
             incarnation=status.incarnation,
             generation=status.spec.generation,

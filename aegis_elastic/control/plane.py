@@ -111,51 +111,52 @@ class Plane:
 
     async def _supervise(self) -> None:
         path = self._config.path
-        keys = PlaneKeys.load_or_generate(path / "keys.json")
         hosts = ["aegis", "localhost", "127.0.0.1", *self._config.hosts]
         certificate = (
             load_certificate(path) if (path / "plane.crt").exists() else make_certificate(path, hosts)
         )
         port_file = path / "nats.port"
-        port = int(port_file.read_text()) if port_file.exists() else 0
-        self._nats = NatsServer(
-            path / "nats", keys, host=self._config.host, port=port, certificate=certificate
-        )
-        nats = asyncio.create_task(self._keep_nats(port_file), name="plane nats")
-        master = asyncio.create_task(self._keep_master(), name="plane master")
+        if not self._config.bus.url:
+            keys = PlaneKeys.load_or_generate(path / "keys.json")
+            port = int(port_file.read_text()) if port_file.exists() else 0
+            self._nats = NatsServer(
+                path / "nats", keys, host=self._config.host, port=port, certificate=certificate
+            )
+        children = {asyncio.create_task(self._keep_master(), name="plane master")}
+        if self._nats is not None:
+            children.add(asyncio.create_task(self._keep_nats(self._nats, port_file), name="plane nats"))
         try:
-            # Neither ends but by giving up, and then the other is of no use.
-            done, _ = await asyncio.wait({nats, master}, return_when=asyncio.FIRST_COMPLETED)
+            # None ends but by giving up, and then the other is of no use.
+            done, _ = await asyncio.wait(children, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (nats, master):
+            for task in children:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, GivenUp):
                     await task
 
-    async def _keep_nats(self, port_file: Path) -> None:
-        assert self._nats is not None
+    async def _keep_nats(self, nats: NatsServer, port_file: Path) -> None:
         while True:
             try:
-                await self._nats.start()
+                await nats.start()
             except BusError as error:
                 raise GivenUp(str(error)) from error
-            port_file.write_text(str(self._nats.port))
+            port_file.write_text(str(nats.port))
             self._changed.set()
-            code = await self._nats.wait()
+            code = await nats.wait()
             logger.warning("nats-server ended (%s): starting it again", code)
             self._count_death("nats-server")
 
     async def _keep_master(self) -> None:
-        assert self._nats is not None
         while True:
-            while not self._nats.running:
+            # A bus that somebody else runs is the master's to reach.
+            while self._nats is not None and not self._nats.running:
                 await self._wait_change()
             self._master = self._waiting or await _start_master()
             self._waiting = None
             assert self._master.stdin is not None
-            order = {"directory": str(self._config.path), "natsPort": self._nats.port}
+            order = {"directory": str(self._config.path), "natsPort": self._nats.port if self._nats else 0}
             with contextlib.suppress(ConnectionError):  # that it has ended is found below
                 self._master.stdin.write(json.dumps(order).encode() + b"\n")
                 await self._master.stdin.drain()

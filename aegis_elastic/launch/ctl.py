@@ -21,6 +21,7 @@ from aegis_elastic.core.model import TERMINAL
 from aegis_elastic.launch import (
     admin,
     asking,
+    bus_flags,
     node_checks,
     nodes,
     plain,
@@ -111,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         leave = add(name, _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
         leave.add_argument("--reason", default=f"asked by aegisctl {name}", help="why, for the report")
     slurm_script.add_command(add)
+    bus_flags.add_command(add)
     asking.add_commands(add, _way_to)
     nodes.add_commands(add, as_json, _way_to)
     verdicts.add_command(add, as_json)

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from aegis_elastic.checks.budgets import ALL
-from aegis_elastic.launch import checkpoint_flags, guard_flags, monitor_flags, node_flags, pace_flags
+from aegis_elastic.launch import (
+    bus_flags,
+    checkpoint_flags,
+    guard_flags,
+    monitor_flags,
+    node_flags,
+    pace_flags,
+)
 
 CHECK_PATH_KINDS = ("checkpoint", "data", "log", "shm")
 
@@ -75,6 +82,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     checkpoint_flags.add_checkpoint_flags(add, Collect)
     pace_flags.add_pace_flags(add, _seconds)
     guard_flags.add_guard_flags(add, _path)
+    bus_flags.add_bus_flags(add, _path)
     monitor_flags.add_monitor_flags(add, _seconds, _whole)
 
 

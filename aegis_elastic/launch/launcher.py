@@ -34,7 +34,7 @@ from aegis_elastic.control.errors import LaunchError, UsageError
 from aegis_elastic.control.isolation import api_server, drivers
 from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import admin, probation, renewal, screen, slurm, watching
+from aegis_elastic.launch import admin, bus_flags, probation, renewal, screen, slurm, watching
 from aegis_elastic.launch.options import Options
 
 logger = logging.getLogger(__name__)
@@ -258,6 +258,7 @@ class Launcher:
             metrics_port=aegis.metrics_port,
             hang_after_s=aegis.hang_after_s,
             nodes=self._nodes_config(),
+            bus=bus_flags.read(aegis.bus, aegis.bus_keys, aegis.bus_ca),
             policy=aegis.policy,
             notify=aegis.notify,
             check_paths={kind: str(path) for kind, path in aegis.check_paths.items()},

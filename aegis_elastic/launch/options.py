@@ -96,6 +96,9 @@ class AegisOptions:
     isolation_max: int
     isolation_dry_run: bool
     record: str | None
+    bus: str | None
+    bus_keys: Path | None
+    bus_ca: Path | None
     policy: Policy
     notify: tuple[str, ...]
     ckpt_watch: tuple[Place, ...] | None

@@ -101,20 +101,34 @@ def test_every_pod_has_its_secret_by_file_and_volumes_for_its_mounts(file: Path)
             assert pod["serviceAccountName"] == "aegis"
 
 
-# What the chart's own table of values names, as of its versions 10 to 12.
-ETCD_VALUES = {
-    "replicaCount",
-    "auth.rbac.create",
-    "auth.rbac.allowNoneAuthentication",
-    "networkPolicy.enabled",
-    "networkPolicy.allowExternal",
-    "persistence.enabled",
-    "persistence.size",
+# What the charts' own documentation names: etcd's as of its versions 10 to 12, NATS' as of 1.x. What stands
+# below a `merge` goes into the server's configuration as it is.
+CHART_VALUES = {
+    "etcd": {
+        "replicaCount",
+        "auth.rbac.create",
+        "auth.rbac.allowNoneAuthentication",
+        "networkPolicy.enabled",
+        "networkPolicy.allowExternal",
+        "persistence.enabled",
+        "persistence.size",
+    },
+    "nats": {
+        "config.cluster.enabled",
+        "config.cluster.replicas",
+        "config.jetstream.enabled",
+        "config.jetstream.fileStore.pvc.enabled",
+        "config.jetstream.fileStore.pvc.size",
+        "config.nats.tls.enabled",
+        "config.nats.tls.secretName",
+        "config.nats.tls.merge.handshake_first",
+    },
 }
 
 
-def test_values_for_etcd_are_such_that_its_chart_knows() -> None:
-    """The chart itself can't be had here: this holds what was read in its documentation."""
+@pytest.mark.parametrize("chart", CHART_VALUES)
+def test_values_are_such_as_the_chart_knows(chart: str) -> None:
+    """The charts themselves can't be had here: this holds what was read in their documentation."""
 
     def names(values: Object, above: str = "") -> Iterator[str]:
         for key, value in values.items():
@@ -123,7 +137,7 @@ def test_values_for_etcd_are_such_that_its_chart_knows() -> None:
             else:
                 yield f"{above}{key}"
 
-    assert set(names(objects(FOLDER / "charts" / "etcd.yaml")[0])) <= ETCD_VALUES
+    assert set(names(objects(FOLDER / "charts" / f"{chart}.yaml")[0])) <= CHART_VALUES[chart]
 
 
 def test_we_may_change_but_neither_create_nor_delete() -> None:
@@ -136,7 +150,8 @@ def test_we_may_change_but_neither_create_nor_delete() -> None:
 def test_the_init_container_installs_only_what_the_image_lacks(tmp_path: Path) -> None:
     (job,) = (one for one in objects(FOLDER / "worker.yaml") if one["kind"] == "Job")
     install = job["spec"]["template"]["spec"]["initContainers"][0]
-    shell, flags, script = *install["command"], install["args"][0]
+    shell, flags = install["command"]
+    script = install["args"][0]
     # A package that is there for certain stands for ours and for the saver's: pip would reach for an index.
     script = re.sub(r"/aegis(?=[/\s])", str(tmp_path / "aegis"), script).replace("aegis-elastic", "pip", 1)
     env = {**os.environ, "SAVER_PACKAGE": "pip", "PIP_NO_INDEX": "1"}

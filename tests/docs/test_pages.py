@@ -35,7 +35,7 @@ def lines(page: Path) -> list[str]:
         words = line.removeprefix("$ ").split("  #")[0].split("    #")[0]
         first = re.sub(r"^(\w+=\S* )*", "", words).partition(" ")[0]
         if first in _OURS and not _PLACEHOLDERS.search(words):
-            found.append(words.partition(";")[0].partition(" > ")[0].partition(" &")[0])
+            found.append(re.split(r";| > | &| \| ", words)[0])
     return found
 
 
