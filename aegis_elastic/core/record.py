@@ -192,9 +192,16 @@ def _workers(status: Status, before: Status | None) -> dict[str, bytes]:
         if old is pod:
             continue
         record = _worker(pod)
-        if old is None or record != _worker(old):
+        if old is None or _is_news(record, _worker(old)):
             changed[pod.name] = _encode(record)
     return changed
+
+
+def _is_news(record: _WorkerRecord, old: _WorkerRecord) -> bool:
+    """Whether it has to be written. A store that was used up need not be: its record tells by `at`, and all
+    workers use theirs up in the same moment, in which everybody waits for the next order.
+    """
+    return record.identity != old.identity or (bool(record.store) and record != old)
 
 
 def _worker(pod: PodInfo) -> _WorkerRecord:

@@ -127,6 +127,22 @@ def test_a_finish_touches_one_workers_record_only() -> None:
     assert set(split(finished, status).workers) == {pod.name}
 
 
+def test_stores_that_are_used_up_are_not_written_one_by_one() -> None:
+    status = big_job(600)
+    offered = tuple(
+        msgspec.structs.replace(pod, store=f"10.1.2.3:{n + 1}") for n, pod in enumerate(status.pods)
+    )
+    status = msgspec.structs.replace(status, pods=offered)
+    stored = dict(split(status).workers)
+    root = status.pods[7]
+    failed = step(status, Error(root.name, root.uid, 1, status.seq_num, "exit code 1"), 8.0).status
+    after = step(failed, Reconcile(), 8.0).status
+    assert {pod.store for pod in after.pods} == {""}
+    records = split(after, status)
+    assert records.workers == {}
+    assert join(records.job, stored, records.seats) == after
+
+
 def test_few_seats_are_inside_the_job_record() -> None:
     records = split(big_job(4))
     assert (records.seats, records.seats_id) == (b"", "")
