@@ -100,10 +100,11 @@ class Launcher:
             probation.stand(about.state_dir, about.store, about.probation_burn_s, inbox, narrate)
             if self._legacy is not None and self._legacy.hold >= 0:
                 os.close(self._legacy.hold)  # It has been taken up, or has ended.
+            numeric = hosts.resolve(self._plane_at[0])
             link = PlaneLink(
                 self._identity(name.text),
                 # By its name, which may lead to another address when its host is replaced. Our own won't be.
-                (hosts.resolve(self._plane_at[0]) if self._serves else self._plane_at[0], port),
+                (numeric if self._serves else self._plane_at[0], port),
                 self._secret,
                 inbox,
                 parks=slurm.in_step(),
