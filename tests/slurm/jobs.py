@@ -26,6 +26,7 @@ from aegis_elastic.core import journal
 from tests.slurm.cluster import Cluster
 
 PATIENCE_S = 150.0
+AEGISCTL = str(Path(sys.executable).parent / "aegisctl")
 _MARK = "AEGIS_TEST_BATCH"
 _LOOK_S = 0.05  # between two looks at a file on which nobody tells of changes
 
@@ -181,6 +182,13 @@ class BatchJob:
     def wait_gone(self, timeout_s: float = 15.0) -> None:
         """Wait until nothing that was started for this job lives any more."""
         self.wait_for(lambda: not self.processes(), f"end of all: {self.processes()}", timeout_s)
+
+    def ctl(self, *words: str) -> Any:
+        """What `aegisctl` says of the job on the host where commands are given, which is none of its nodes."""
+        argv = ["env", f"XDG_STATE_HOME={self.state}", AEGISCTL, "--job", str(self.number), *words]
+        done = self.slurm.command(argv)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     # ------------------------------------------------------------ how it ends
 

@@ -42,6 +42,7 @@ def test_a_rank_is_killed_then_a_node_loses_power_and_a_spare_takes_its_seat(slu
     job.wait_step(5)
     os.kill(job.pid_of(1), signal.SIGKILL)
     job.wait_said(r"init rank \d+ of 3 start 1", 3)
+    assert job.ctl("status", "--json")["recoverCount"] == 1, "asked on another host, as the guide says"
     before = {rank: host for _, host, rank, _, start, _ in job.starts() if start == 1}
     assert [before[rank] for rank in range(3)] == sorted(before.values()), "ranks in Slurm's order of nodes"
     # The control plane's node is another story.
