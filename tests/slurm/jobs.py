@@ -184,7 +184,7 @@ class BatchJob:
         self.wait_for(lambda: not self.processes(), f"end of all: {self.processes()}", timeout_s)
 
     def ctl(self, *words: str) -> Any:
-        """What `aegisctl` says of the job on the host where commands are given, which is none of its nodes."""
+        """What `aegisctl` says of the job where commands are given, which is on none of its nodes."""
         argv = ["env", f"XDG_STATE_HOME={self.state}", AEGISCTL, "--job", str(self.number), *words]
         done = self.slurm.command(argv)
         assert done.returncode == 0, done.stderr
