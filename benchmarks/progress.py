@@ -1,7 +1,7 @@
 """What watching progress costs a rank: a call of the hooks, a look at the flight recorder, whole steps,
 memory.
 
-    python -m benchmarks.progress [--calls 1000000] [--pairs 6] [--steps 400] [--blocks 120] [--step-ms 10]
+    python -m benchmarks.progress [--calls 1000000] [--pairs 6] [--steps 400] [--blocks 1600] [--step-ms 10]
                                   [--json FILE]
 
 About five minutes. Calls: torch's hooks are called a million times around nothing, in a process that started
@@ -12,9 +12,10 @@ thread: less noisy on busy cores), with the interval that holds the true median 
 distribution (order statistics), beside what calls and looks come to by themselves.
 
 Two processes differ by more than the hooks cost, whatever runs in them. So one more run goes on and off by
-itself: blocks of 128 steps with torch's hooks in place and with them taken out take turns (A B B A ...), and
-each is compared with its neighbour. There, means are what counts: a look at the flight recorder is at a few
-steps only, on both ranks at the same. Their interval is that of a mean, from the differences themselves.
+itself: blocks of 8 steps with the hooks in place and with them taken out take turns (A B B A ...), and each
+is compared with its neighbour. There, means are what counts: a look at the flight recorder is at a few steps
+only, on both ranks at the same. Their interval is that of a mean, from the differences themselves. And in one
+run the hooks are timed where they are called, with the caches as a step leaves them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
-BLOCK_STEPS = 128
+BLOCK_STEPS = 8
 ROOT = Path(__file__).resolve().parent.parent
 _CALLS = """
 import json, sys, time
@@ -67,23 +68,33 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 32))
 sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.randn(8, 32)
 def step():
-    until = time.perf_counter() + step_s
     sgd.zero_grad()
     model(data).sum().backward()
     sgd.step()
-    return until
-for _ in range(50): step()
+def rest():  # of a step: work that our hooks have no part in, equally long on both ranks
+    until = time.perf_counter() + 0.9 * step_s
+    while time.perf_counter() < until: pass
+for _ in range(50): step(); rest()
 def train(steps):
     taken, cpu_s = [], 0.0
     for _ in range(steps):
         begun, cpu = time.perf_counter(), time.thread_time()
-        until = step()
+        step()
         taken.append(time.perf_counter() - begun)
         cpu_s += time.thread_time() - cpu
-        while time.perf_counter() < until: pass  # the rest of a step: work that our hooks have no part in
+        rest()
     return taken, cpu_s
 from torch.optim import optimizer as module
 places = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+spent = []
+def timed(hook):
+    def call(*args):
+        begun = time.perf_counter_ns()
+        hook(*args)
+        spent.append(time.perf_counter_ns() - begun)
+    return call
+if sys.argv[4] == "timed":
+    for place in places: place.update({key: timed(hook) for key, hook in place.items()})
 hooks = [dict(place) for place in places]
 blocks = []
 for number in range(int(sys.argv[3])):
@@ -102,7 +113,8 @@ if os.environ.get("AEGIS_PROGRESS"):
     looks = work.look_ns / 1e6 if work else 0.0
 if dist.get_rank() == 0:
     told = {"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}
-    print(json.dumps({**told, "blocks": blocks}))
+    pairs = [sum(pair) / 1e3 for pair in zip(spent[::2], spent[1::2])]
+    print(json.dumps({**told, "blocks": blocks, "hooks_us": pairs}))
 dist.destroy_process_group()
 """
 
@@ -127,15 +139,17 @@ def measure_calls(calls: int) -> dict[str, float]:
         return _answer(_run(_CALLS, str(calls), **{VARIABLE: folder}))
 
 
-def run_training(steps: int, step_ms: float, watched: bool, port: int, blocks: int = 0) -> dict[str, Any]:
+def run_training(
+    steps: int, step_ms: float, watched: bool, port: int, blocks: int = 0, timed: bool = False
+) -> dict[str, Any]:
     """One whole run of two ranks; rank 0's mean step without the filling: wall and CPU, in ms. With `blocks`,
-    so many times that many steps, each as (watched, wall, CPU).
+    so many times that many steps, each as (watched, wall, CPU). `timed`: what the hooks took at each step.
     """
     with tempfile.TemporaryDirectory() as folder:
         more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         if watched:
             more[VARIABLE] = folder
-        args = (str(steps), str(step_ms), str(blocks))
+        args = (str(steps), str(step_ms), str(blocks), "timed" if timed else "")
         ranks = [_run(_TRAIN, *args, rank=rank, **more) for rank in "01"]
         answers = [_answer(process) for process in ranks]
         return answers[0]
@@ -182,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("--blocks", type=int, default=1600)
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
@@ -211,6 +225,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"whole runs, {about}: {median:+.2f} % of a {args.step_ms:g} ms step, "
             f"95 % interval {low:+.2f} to {high:+.2f} % ({args.pairs} pairs)"
         )
+    timed = run_training(args.steps, args.step_ms, True, 29848, timed=True)["hooks_us"]
+    mean, low, high = (value / args.step_ms / 10 for value in of_mean(timed))
+    results["hooks_in_place_percent"] = [mean, low, high]
+    print(
+        f"hooks and looks where they are called: {mean:.3f} % of a {args.step_ms:g} ms step, 95 % interval "
+        f"{low:.3f} to {high:.3f} % (median {statistics.median(timed):.1f} us, {len(timed)} steps)"
+    )
     look_ms = statistics.median(after["look_ms"] for _, after in runs)
     print(
         f"by themselves: {calls['median_ns'] / args.step_ms / 1e4:.3f} % for the hooks, at most 0.33 % for "
