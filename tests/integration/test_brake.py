@@ -123,3 +123,33 @@ def test_a_correlated_failure_of_half_the_nodes_isolates_none(
         assert reasons[0].startswith("recovery waits: 2 of 4 nodes are found broken together (gpu.missing)")
         Path(end).touch()
         assert [launch.wait() for launch in launches] == [0] * 4
+
+
+@pytest.mark.full
+def test_first_checks_that_condemn_half_the_nodes_end_the_job_and_isolate_none(
+    tmp_path: Path, libraries: Path, unmet: Callable[[str], None]
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    nvidia = Path(shutil.copytree(libraries, tmp_path / "nvidia"))
+    states = {7: tmp_path / "gpus-7", 8: tmp_path / "gpus-8"}
+    for count, state in states.items():
+        state.write_text(f"* count {count}\n")
+    with (
+        hosts(4, tmp_path, unmet) as net,
+        Job(
+            tmp_path,
+            nnodes="4",
+            endpoint=f"{net.hosts[0].address}:29400",
+            flags=("--aegis-bootcheck", "env", "--aegis-gpus-per-node", "8"),
+        ) as job,
+    ):
+        launches = []
+        for number, host in enumerate(net.hosts):
+            env = {"LD_LIBRARY_PATH": str(nvidia), "FAKE_NVML_STATE": str(states[7 if number > 1 else 8])}
+            launches.append(job.start(tmp_path / "train.py", str(tmp_path / "end"), host=host, env=env))
+        assert [launch.wait() for launch in launches] == [1] * 4
+        why = "the first checks: 2 of 4 nodes are found broken together (gpu.missing): at most 30% can be the"
+        assert why in launches[0].output
+        report = job.report()
+        assert (report["errorNodes"], report["recoverCount"]) == ([], 0)
+        assert "leave" not in transitions(job)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from aegis_elastic.control.cluster import of_cluster
+from aegis_elastic.control.guarding import GuardKeeper
 from aegis_elastic.core.events import Noted, Page, Saved
+from aegis_elastic.core.guard import Action
+from aegis_elastic.core.policy import Policy
 from aegis_elastic.testing.netns import Net
 from tests.integration.frameworks import HF_TRAINER, LIGHTNING, python_with_frameworks
 from tests.integration.harness import Job, Launch, hosts
+from tests.integration.test_guard import SCRIPT
 from tests.observe.receiver import receiver
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.netns]
@@ -263,3 +272,50 @@ def test_a_slow_node_is_found_guarded_and_evicted_without_anybody_asking(
             assert 0 <= before[-1] - saved.step <= 1
         print(f"marked: {eviction.reason('marked')}")
         print(f"evicted: {eviction.reason('evict')}; {eviction.told('evict.steps')}")
+
+
+@pytest.mark.full
+def test_a_node_that_used_up_its_day_makes_way_for_the_spare_when_it_crashes_again(
+    tmp_path: Path, unmet: Callable[[str], None]
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    with (
+        hosts(3, tmp_path, unmet) as net,
+        Job(
+            tmp_path,
+            nnodes="2",
+            max_restarts=3,
+            endpoint=f"{net.hosts[0].address}:29400",
+            flags=(*FLAGS, "--aegis-state-dir", str(shared)),
+        ) as job,
+    ):
+        asyncio.run(use_up(shared, net.hosts[1].name))
+        eviction = Eviction(job, net, tmp_path / "train.py", str(tmp_path / "end"))
+        first, worn, spare = eviction.launches
+        job.wait(lambda view: "fit" in eviction.names(), "a fit spare")
+        os.kill(job.ranks(worn)[0].pid, signal.SIGKILL)
+        job.wait_phase("RunCommand", 2)
+        assert worn.wait() == 1
+        assert "a spare takes this node's place: the breaker is open: 3 actions in 24 h" in worn.output
+        status = job.status()
+        assert [worker["name"] for worker in status["workers"]] == [first.worker, spare.worker]
+        assert (status["recoverCount"], status["errorNodes"]) == (1, [])
+        assert "is relieved: not counted" in eviction.reason("relieve")
+        (tmp_path / "end").touch()
+        assert [first.wait(), spare.wait()] == [0, 0]
+
+
+async def use_up(shared: Path, node_name: str) -> None:
+    """Other jobs have restarted this node three times today."""
+    scope = of_cluster(str(shared), "")
+    assert scope is not None
+
+    class Clock:
+        now = staticmethod(time.time)
+
+    keeper = GuardKeeper(await scope.store(), "other", "test", Policy(), Clock())  # type: ignore[arg-type]
+    for number in range(3):
+        await keeper.count(node_name, Action.RESTART_HUNG, f"deed {number}")
+    await scope.close()
