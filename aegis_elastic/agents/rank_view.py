@@ -7,7 +7,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from aegis_elastic.agents.slots import Sample, Save, SlotReader
+from aegis_elastic.agents.slots import Sample, Save, SlotReader, Work
 from aegis_elastic.core import stacks
 from aegis_elastic.core.pace import Own, RankFacts, error_of_usual, usual
 from aegis_elastic.core.stacks import Stack
@@ -106,7 +106,7 @@ class RankView:
         full = len(self._samples) >= WINDOW_COUNT and now_s - self._window_s >= WINDOW_S
         if work is not None and full:
             serial = (self._own.serial if self._own else 0) + 1
-            self._own = _window(serial, self._samples, work.cpu_ns / 1e3, reader.groups())
+            self._own = _window(serial, self._samples, work, reader.groups())
             self._samples, self._window_s = [], now_s
 
     def stands(self, stack: Stack, moves: bool = False) -> None:
@@ -161,7 +161,7 @@ class RankView:
             self._reader.close()
 
 
-def _window(serial: int, samples: list[Sample], cpu_us: float, groups: tuple[int, ...]) -> Own:
+def _window(serial: int, samples: list[Sample], work: Work, groups: tuple[int, ...]) -> Own:
     first = [float(sample.first_us) for sample in samples]
     last = [float(sample.last_us) for sample in samples]
     return Own(
@@ -170,10 +170,11 @@ def _window(serial: int, samples: list[Sample], cpu_us: float, groups: tuple[int
         usual(first),
         usual(last),
         usual([float(sample.step_us) for sample in samples]),
-        max(0.0, cpu_us),
+        max(0.0, work.cpu_ns / 1e3),
         groups,
         round(error_of_usual(first), 1),
         round(error_of_usual(last), 1),
+        work.timed,
     )
 
 

@@ -54,11 +54,14 @@ class Sample(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Own work: how many samples there have been, CPU ns a step of the main thread, ns that looking took."""
+    """Own work: how many samples there have been, CPU ns a step of the main thread, ns that looking took,
+    whether waiting between collectives is taken off.
+    """
 
     total: int
     cpu_ns: int
     look_ns: int
+    timed: bool
     samples: tuple[Sample, ...]
 
 
@@ -101,11 +104,11 @@ class SlotReader:
         record = self._record(layout.OWN, layout.OWN_AT)
         if not record:
             return None
-        count, cpu_ns, look_ns = record
+        count, cpu_ns, look_ns, timed = record
         numbers = range(max(since, count - layout.RING), count)
         places = [layout.RING_AT + number % layout.RING * layout.SAMPLE.size for number in numbers]
         parts = [self._unpacked(layout.SAMPLE, place) for place in places]
-        return Work(count, cpu_ns, look_ns, tuple(Sample(*part) for part in parts if part))
+        return Work(count, cpu_ns, look_ns, bool(timed), tuple(Sample(*part) for part in parts if part))
 
     def groups(self) -> tuple[int, ...]:
         """Numbers of the process groups in which the rank's equals are, () if it hasn't told."""

@@ -36,8 +36,10 @@ class Own(msgspec.Struct, frozen=True, rename="camel"):
     """Own work of one window of iterations, as `usual` says it, in µs: up to the first collective, up to the
     last, the whole iteration; CPU of the main thread. `serial` grows with every window, `count` are its
     iterations. `first_error_us` and `last_error_us`: how far chance may have moved the first two (standard
-    error). `groups`: numbers of the process groups in which the rank's equals are; the same number on
-    another rank is the same group. () if it can't be told.
+    error). `timed`: what it waited between its collectives is taken off the second.
+
+    `groups`: numbers of the process groups in which the rank's equals are; the same number on another rank is
+    the same group. () if it can't be told.
     """
 
     serial: _Count
@@ -49,6 +51,7 @@ class Own(msgspec.Struct, frozen=True, rename="camel"):
     groups: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=8)] = ()
     first_error_us: _Time = 0.0
     last_error_us: _Time = 0.0
+    timed: bool = False
 
 
 class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

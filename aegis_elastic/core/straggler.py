@@ -7,6 +7,10 @@ above its peers' median by more than `FACTOR_MIN`, by more than the peers differ
 part of the step that is worth mentioning. Where most look slow at once there is a common cause, and nobody
 is.
 
+What lies between the first collective and the last may be waiting, too: with a slow link somewhere, ranks
+leave the one at different times, and come to the next one so. Unless that is known and taken off, being late
+there counts only for who has used the processor more.
+
 Peers are ranks with the same work: those that reduce or gather data together, be it over several groups
 (`equals`). Stages of a pipeline do that each among themselves, and are compared each among themselves. Yet a
 stage hands its lateness on to the next where nothing tells how long that waited; so of slow ranks in several
@@ -143,7 +147,9 @@ def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
         # A third of them is no exception any more; of three ranks one may be.
         if slow and len(slow) <= max(1, len(times) // 3):
             for rank, one in slow.items():
-                if one.share >= SHARE_MIN and one.share > (found[rank].share if rank in found else 0.0):
+                own_doing = part == "first" or known[rank].timed or one.computes_more
+                so_far = found[rank].share if rank in found else 0.0
+                if own_doing and one.share >= SHARE_MIN and one.share > so_far:
                     found[rank] = one
     return found
 

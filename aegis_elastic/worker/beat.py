@@ -7,11 +7,12 @@ accelerate's) has made one step, and several optimizers side by side make one st
 *Own work* is what a rank computed, as opposed to waiting for its peers. When an optimizer begins its step,
 all collectives of the iteration are over and all ranks are about equally far; so the time from there to the
 next iteration's first collective is this rank's own (the step, the loader, forward, some of backward), and
-so is the time to its last one as far as collectives are only handed over in between, as DDP does. When they
-were handed over is in torch's flight recorder, which is read now and then: reading costs some milliseconds,
-so it is done the more rarely the more processor time it takes (not the longer: a rank that is throttled would
-look so rarely that nobody saw it). And all ranks read at the same iterations, at multiples of a power of two:
-each keeps all others waiting, and were they to take turns, a thousand of them would do so at every step.
+so is the time to its last one as far as collectives are only handed over in between, as DDP does (it may hold
+waiting as well, unless the device says how long collectives took). When they were handed over is in torch's
+flight recorder, which is read now and then: reading costs some milliseconds, so it is done the more rarely
+the more processor time it takes (not the longer: a rank that is throttled would look so rarely that nobody
+saw it). And all ranks read at the same iterations, at multiples of a power of two: each keeps all others
+waiting, and were they to take turns, a thousand of them would do so at every step.
 
 Whose own work is alike? That of ranks which reduce or gather something of weight together: the stages of a
 pipeline do that each among themselves. So the process groups that carry this rank's bytes are told, too.
@@ -145,7 +146,8 @@ class Beat:
         self._cpu = self._iterations, cpu_ns
         if samples:
             self._sampled = samples[-1][0]
-            self._slot.own(samples, (cpu_ns - before_ns) // max(1, self._iterations - iterations), look_ns)
+            each_ns = (cpu_ns - before_ns) // max(1, self._iterations - iterations)
+            self._slot.own(samples, each_ns, look_ns, any(entry.get("duration_ms") for entry in entries))
 
     def _look_at_groups(self, entries: "list[dict[str, Any]]") -> None:
         if self._looks % GROUPS_LOOKS == 0:

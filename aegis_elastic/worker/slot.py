@@ -4,12 +4,13 @@ The rank maps it and writes; its agent maps it and reads, at any moment and with
 carries its number twice, first and last: who reads two different ones has caught the writer in the middle,
 and looks again. A record that can't be read is no news, never wrong news.
 
-Layout, version 1, little-endian, ``SIZE`` bytes::
+Layout, version 2, little-endian, ``SIZE`` bytes::
 
        0  head   magic "AEGISLOT", version, pid of the rank
       64  beat   steps of optimizers: beats, step, monotonic ns of the last and the first, longest pause in ns
      128  call   calls of ``aegis_elastic.progress``: calls, step, monotonic ns of the last
-     192  own    samples in the ring so far, CPU ns a step of the main thread, ns that the last look took
+     192  own    samples in the ring so far, CPU ns a step of the main thread, ns that the last look took,
+                 whether waiting between collectives is taken off
      256  saved  calls of ``checkpoint_saved``: calls, step, wall ns, path (at most PATH_BYTES_MAX, utf-8)
     3072  groups how often they were told; then GROUPS_MAX numbers of groups of equals, 0: none
     4096  ring   RING samples of own work: step, then µs to its first and its last collective, and in all
@@ -23,7 +24,7 @@ import os
 import struct
 
 MAGIC = b"AEGISLOT"
-VERSION = 1
+VERSION = 2
 SIZE = 8192
 # Names the folder with the slots of this node, one a rank: set for ranks, inherited by what they start.
 VARIABLE = "AEGIS_PROGRESS"
@@ -34,7 +35,7 @@ TRIES = 8
 HEAD = struct.Struct("<8sIIQ")
 BEAT, BEAT_AT = struct.Struct("<QQqqqqQ"), 64
 CALL, CALL_AT = struct.Struct("<QQqqQ"), 128
-OWN, OWN_AT = struct.Struct("<QQqqQ"), 192
+OWN, OWN_AT = struct.Struct("<QQqqQQ"), 192
 SAVED, SAVED_AT = struct.Struct("<QQqqH%dsQ" % PATH_BYTES_MAX), 256  # noqa: UP031 - old syntax
 GROUPS_MAX = 8
 GROUPS, GROUPS_AT = struct.Struct("<Q%dQQ" % GROUPS_MAX), 3072  # noqa: UP031 - old syntax
@@ -82,14 +83,14 @@ class Slot:
         record = saves, saves, step, wall_ns, len(encoded), encoded, saves
         SAVED.pack_into(self._map, SAVED_AT, *record)
 
-    def own(self, samples: "list[tuple[int, int, int, int]]", cpu_ns: int, look_ns: int) -> None:
+    def own(self, samples: "list[tuple[int, int, int, int]]", cpu_ns: int, look_ns: int, timed: bool) -> None:
         """Add what was found out about own work: (step, µs to its first and last collective, µs in all)."""
         for sample in samples[-RING:]:
             place = RING_AT + self._samples % RING * SAMPLE.size
             SAMPLE.pack_into(self._map, place, *(min(max(part, 0), _MICROS_MAX) for part in sample))
             self._samples += 1
         count = self._samples
-        OWN.pack_into(self._map, OWN_AT, count, count, cpu_ns, look_ns, count)
+        OWN.pack_into(self._map, OWN_AT, count, count, cpu_ns, look_ns, timed, count)
 
     def groups(self, keys: "list[int]") -> None:
         """Say in which process groups its equals are, by number; more than GROUPS_MAX are left out."""

@@ -14,7 +14,8 @@ folder, what, who, at, seconds = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, life = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+width = 256 if what == "wide" else 64
+net = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(4)])
 stages = [dist.new_group([0, 1, 2]), dist.new_group([3, 4, 5])] if what == "slow stage" else None
 stage = rank // 3 if stages else 0
 peers = stages[stage] if stages else None
@@ -52,7 +53,7 @@ def evaluate():
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with torch.no_grad():
-            net(torch.randn(256, 64))
+            net(torch.randn(256, width))
 
 
 def save():
@@ -118,7 +119,7 @@ while not end.item():
     if late and what in ("slow compute", "slow stage"):
         compute(seconds)
     optimizer.zero_grad()
-    output = model(torch.randn(16, 64))
+    output = model(torch.randn(16, width))
     if late and what == "slow backward":
         output = MoreInBackward.apply(output)
     output.sum().backward()
