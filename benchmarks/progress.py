@@ -36,6 +36,8 @@ from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
 BLOCK_STEPS = 8
+# Where the launcher makes the slots (agents/shared_folder.py): a page of a file on a disk faults now and then.
+SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 ROOT = Path(__file__).resolve().parent.parent
 _CALLS = """
 import json, sys, time
@@ -135,7 +137,7 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def measure_calls(calls: int) -> dict[str, float]:
     """One pair of hooks: median, 99th percentile, and what reading the clock takes (included in both)."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
         return _answer(_run(_CALLS, str(calls), **{VARIABLE: folder}))
 
 
@@ -145,7 +147,7 @@ def run_training(
     """One whole run of two ranks; rank 0's mean step without the filling: wall and CPU, in ms. With `blocks`,
     so many times that many steps, each as (watched, wall, CPU). `timed`: what the hooks took at each step.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=SHARED) as folder:
         more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         if watched:
             more[VARIABLE] = folder
