@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 SETTLE_S = 3.0
 HOLD_TIMEOUT_S = 300.0
 FAILURES_MAX = 5
+# What failed so long ago says nothing of now: a file server was away, or memory was short.
+FORGIVEN_S = 3600.0
 # Of a node's memory, for its spares: each takes about 0.2 GiB of its own with torch imported.
 NODE_BYTES_MIN = 2 << 30
 SPARE_BYTES = 512 << 20
@@ -150,6 +152,7 @@ class Spares:
         self._generation = -1
         self._without: set[str] = set()
         self._failures = 0
+        self._failed_s = 0.0
         self._probe = ""  # the name of the probe, while one is out
         self._expected = False  # what "runs" is only expected to
         self._settled_s = 0.0
@@ -203,6 +206,8 @@ class Spares:
         if not self._on:
             return
         self._generation = generation
+        if time.monotonic() - self._failed_s >= FORGIVEN_S:
+            self._failures = 0
         for spec in specs:
             if spec.spare and spec.local_rank not in self._guard.warm:
                 logger.warning("local rank %d started cold: its spare did not go", spec.local_rank)
@@ -232,7 +237,7 @@ class Spares:
                 logger.info("warm spares ready: %d (%d modules in %.1f s)", *how)
         else:
             del self._spares[local_rank]
-            self._failures += 1
+            self._fail()
             if event.without:
                 self._without.add(event.without)
             said = "given up" if self._failures >= FAILURES_MAX else "tried again"
@@ -248,7 +253,7 @@ class Spares:
             self.due_s = time.monotonic()
         else:
             logger.info("no warm spares: %s", event.why)
-            self._failures += 1
+            self._fail()
             self.ended()
 
     def act(self) -> None:
@@ -270,7 +275,7 @@ class Spares:
                 return
             self._guard.drop(spare.name)
             del self._spares[local_rank]
-            self._failures += 1
+            self._fail()
             logger.info("warm spare of local rank %d: not ready in %g s", local_rank, HOLD_TIMEOUT_S)
         missing = sorted(self._running.keys() & self._passed - self._spares.keys())
         if not missing or self._failures >= FAILURES_MAX:
@@ -291,6 +296,10 @@ class Spares:
         self._spares[local_rank] = _Spare(name, held, time.monotonic())
         self._guard.hold(name, held)
         self.due_s = time.monotonic() + HOLD_TIMEOUT_S
+
+    def _fail(self) -> None:
+        self._failures += 1
+        self._failed_s = time.monotonic()
 
     def ended(self) -> None:
         """The ranks are being stopped: no new spares until the next start."""

@@ -48,6 +48,8 @@ JOIN_S = 5.0
 BACKLOG = 4096
 # How many agents look who is there: more than one, since the one that looks may be the one that is cut off.
 LOOKERS = 3
+# What our threads that wait in torch's C++ are called.
+THREADS = _LOOKING, _MEETING, _ASKING = "aegis-peers", "aegis-meeting", "aegis-asking"
 
 
 class StoreGone(Exception):
@@ -167,7 +169,7 @@ class Peers:
         self._counts = [0] * len(workers)
         self._looked_s = time.monotonic()
         self._meeting: threading.Thread | None = None
-        self._thread = threading.Thread(target=self._look, name="aegis-peers", daemon=True)
+        self._thread = threading.Thread(target=self._look, name=_LOOKING, daemon=True)
         self._thread.start()
 
     @property
@@ -202,7 +204,7 @@ class Peers:
         and not at all after `close`.
         """
         self._meeting = threading.Thread(
-            target=self._meet, args=(patience_s, on_done), name="aegis-meeting", daemon=True
+            target=self._meet, args=(patience_s, on_done), name=_MEETING, daemon=True
         )
         self._meeting.start()
 
@@ -230,7 +232,7 @@ class Peers:
             except RuntimeError as error:
                 answers.put((None, error))
 
-        threading.Thread(target=ask, name="aegis-asking", daemon=True).start()
+        threading.Thread(target=ask, name=_ASKING, daemon=True).start()
         try:
             answer, error = answers.get(timeout=CALL_TIMEOUT_S)
         except queue.Empty:

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
     # The plane imports its half while we import ours: torch, a second or more. One whom level 2 has executed
     # again has its plane.
     embryo = ahead.start_plane(words) if "AEGIS_RENEWED" not in os.environ else None
-    checks = None
+    checks, waits, code = None, False, 0
     try:
         from aegis_elastic.agents.forked import fork_checks
         from aegis_elastic.launch import options
@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
         logging.basicConfig(level=level, format="[aegis] %(levelname)s %(message)s", stream=sys.stderr)
         # asyncio warns of what every TLS connection does at its end.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
-        return Launcher(parsed, dict(os.environ), embryo, checks).run()
+        code = Launcher(parsed, dict(os.environ), embryo, checks).run()
+        waits = _waits_in_vain()
+        return code
     except LaunchError as error:
         sys.stderr.write(f"aegis-run: {error}\n")
         return error.exit_code
@@ -61,6 +63,21 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
             embryo.discard()
         if checks is not None:
             checks.discard()
+        if waits:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _waits_in_vain() -> bool:
+    """Whether a thread waits in torch's C++ for a host that has fallen silent. If that answers while the
+    interpreter ends, the process is aborted, and 134 is the exit code of the job.
+    """
+    import threading
+
+    from aegis_elastic.agents.stores import THREADS
+
+    return any(thread.name in THREADS for thread in threading.enumerate())
 
 
 def _stand_aside(words: list[str], passes_local_rank: bool) -> int | None:

@@ -205,6 +205,15 @@ def test_after_a_few_failures_no_more_is_tried(tmp_path: Path, monkeypatch: pyte
         node.spares.act()
         assert node.spares.due_s is None
         assert node.guard.wait_event(0.3) is None
+        (tmp_path / "calendar.py").unlink()
+        node.stop()
+        node.start(node.spec(env={"PYTHONPATH": str(site)}))
+        node.spares.act()
+        assert node.spares.held == 0, "a restart alone forgives nothing"
+        monkeypatch.setattr(module, "FORGIVEN_S", 0.0)  # an hour later
+        node.stop()
+        node.start(node.spec(env={"PYTHONPATH": str(site)}))
+        node.fill()
     finally:
         node.guard.close()
 
