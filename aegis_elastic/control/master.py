@@ -24,11 +24,10 @@ from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.control.arrivals import Arrivals, check_speaker
 from aegis_elastic.control.asked import Asked
 from aegis_elastic.control.clock import SteadyClock
-from aegis_elastic.control.config import write_private
 from aegis_elastic.control.desks import Decided, Desks
 from aegis_elastic.control.doors import Refused
 from aegis_elastic.control.keeper import Keeper
-from aegis_elastic.control.performer import STATUS_FILE, Journal, Performer
+from aegis_elastic.control.performer import STATUS_FILE, Journal, Performer, write_if_it_goes
 from aegis_elastic.control.roll import Roll
 from aegis_elastic.core import messages, orders, words
 from aegis_elastic.core.events import (
@@ -410,7 +409,7 @@ class Master:
         if self._over.is_set():
             return
         await self._performer.close_job(self._run_dir, self._book, self._status)
-        write_private(self._run_dir / STATUS_FILE, msgspec.json.encode(self.view()))
+        write_if_it_goes(self._run_dir / STATUS_FILE, msgspec.json.encode(self.view()))
         await self._publish_order()
         self._over.set()
 

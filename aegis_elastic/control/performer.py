@@ -200,10 +200,7 @@ class Performer:
         """Write the report and send it to everybody who is still there, as far as it fits into a message."""
         # Beside the loop: of a large job it takes a while, and agents must not take us for dead meanwhile.
         final = await asyncio.to_thread(_report, book, status)
-        try:
-            write_private(run_dir / REPORT_FILE, msgspec.json.format(msgspec.json.encode(final), indent=2))
-        except OSError as error:
-            logger.error("cannot write the report in %s: %s; the launchers are told it", run_dir, error)
+        write_if_it_goes(run_dir / REPORT_FILE, msgspec.json.format(msgspec.json.encode(final), indent=2))
         told = brief.fitting(final, MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX)
         for pod in (*status.pods, *status.spares):
             if not pod.gone:
@@ -211,6 +208,14 @@ class Performer:
         if status.phase is Phase.FAILED:
             logger.warning("job %s failed: %s", self._job, status.fail_reason)
         return final
+
+
+def write_if_it_goes(path: Path, content: bytes) -> None:
+    """Write a file that others wait for less than for what comes after it: a full disk is said, no more."""
+    try:
+        write_private(path, content)
+    except OSError as error:
+        logger.error("cannot write %s: %s", path, error)
 
 
 def _report(book: Journal, status: Status) -> report.Report:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -306,3 +308,31 @@ def test_the_log_has_no_traceback_after_all_that(hold: Hold, agent: MakeAgent) -
     os.kill(pid, signal.SIGTERM)
     wait_for(lambda: ended(pid), "end of the plane")
     assert "Traceback" not in Path(plane.config.path / "plane.log").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_full_disk_under_the_run_directory_ends_no_job(
+    hold: Hold, agent: MakeAgent, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(small)], check=True)
+    try:
+        plane = hold(run_dir=str(small / "run"))
+        worker = agent(plane, "a")
+        worker.run()
+        master = children(plane.pid)["master"]
+        with contextlib.suppress(OSError), open(small / "others", "wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        for _ in range(2):
+            fail(worker)
+            worker.obey(Action.TROUBLESHOOT)
+            worker.obey(Action.RUN)
+        worker.say(MessageType.FINISH)
+        assert worker.wait(Farewell).report.phase == "Succeed"
+        assert worker.wait(Order, lambda order: order.action is Action.CLOSE).outcome == "Succeed"
+        assert children(plane.pid)["master"] == master
+    finally:
+        plane.close()
+        subprocess.run(["umount", "-l", str(small)], check=True)
