@@ -36,7 +36,7 @@ from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
 BLOCK_STEPS = 8
-# Where the launcher makes the slots (agents/shared_folder.py): a page of a file on a disk faults now and then.
+# Where the launcher makes the slots (agents/shared_folder.py): a page of a file on a disk faults at times.
 SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 ROOT = Path(__file__).resolve().parent.parent
 _CALLS = """
