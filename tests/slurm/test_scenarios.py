@@ -216,8 +216,13 @@ def test_two_nodes_with_broken_gpus_are_drained_one_after_the_other(slurm: Clust
         os.kill(job.pid_of(rank), signal.SIGKILL)
         job.wait_said(rf"init rank \d of 3 start {start}\b", 3)
     assert {host for _, host, _, _, start, _ in job.starts() if start == 2} == {"n1", "n4", "n5"}
-    shown = slurm.command(["scontrol", "--oneliner", "show", "node", "n2,n3"]).stdout
-    assert shown.count("DRAIN") == 2 and "gpu.missing" in shown, shown
+
+    def drained() -> bool:
+        shown = slurm.command(["scontrol", "--oneliner", "show", "node", "n2,n3"]).stdout
+        return shown.count("DRAIN") == shown.count("gpu.missing") == 2
+
+    # Training doesn't wait for Slurm.
+    job.wait_for(drained, "drain of both nodes", 30)
     assert ended(job) == ("COMPLETED", "0:0"), job.said
     report = job.report()
     assert [node["nodeName"] for node in report["errorNodes"]] == ["n2", "n3"]
