@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 
 REPEAT_S = 1.0
 # Agents answer an order with its time, by which their clocks are known; so it is repeated now and then, the
-# more rarely the larger the job is, as the order grows with it.
-CLOCK_S, CLOCK_S_PER_WORKER = 60.0, 0.1
+# more rarely the larger the job is, as the order grows with it. So does the rest between two for newcomers.
+CLOCK_S, CLOCK_S_PER_WORKER, REST_S_PER_WORKER = 60.0, 0.1, 0.001
 # One decision leads to the next, but never in circles: a long chain is an error of ours.
 CHAIN_MAX = 64
 # What is not worth a line in the log for people, and what is not worth one of the journal when it is not new.
@@ -232,7 +232,8 @@ class Master:
         mono = time.monotonic()
         if self._roll.heard(message.uid, message.seq_num, mono) and message.seq_num < self._status.seq_num:
             # It has just come and can't have heard the newest order: don't let it wait for the repetition.
-            self._repeat_at = mono
+            rest_s = REST_S_PER_WORKER * len(self._status.pods)
+            self._repeat_at = min(self._repeat_at, max(mono, self._published_at + rest_s))
             self._wake.set()
         self._roll.seen(message.uid, message.time_stamp, data.alive, mono)
         self._roll.note_clock(message.uid, message.time_stamp, data.heard, time.time(), mono)
