@@ -116,9 +116,7 @@ class Agent:
     ) -> None:
         """`address`: what it says that its own is."""
         job = plane.config.spec
-        self.identity = Identity(
-            job.namespace, job.job_name, worker, os.urandom(8).hex(), worker, address, 1
-        )
+        self.identity = Identity(job.namespace, job.job_name, worker, os.urandom(8).hex(), worker, address, 1)
         self.inbox = Inbox()
         self.seen: list[object] = []
         self.order: Order | None = None
