@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HOOKED = "torch.optim.optimizer"
 # A look at the flight recorder: every so often at most, or so rarely that it takes this share of the time; at
 # least half as often, since the number of iterations in between is rounded down. The first comes early.
-LOOK_NS = 2 * 10**9
+LOOK_NS = 10**9
 LOOK_SHARE = 600
 FIRST_LOOK = 8
 # The first pauses are compilation and warming up: they say nothing about later ones.
