@@ -26,6 +26,7 @@ def lead(net: Net, name: str, host: Host) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.netns
 @pytest.mark.parametrize("net", [4], indirect=True)
 def test_a_standing_master_that_is_replaced_elsewhere_leads_on(net: Net, tmp_path: Path) -> None:

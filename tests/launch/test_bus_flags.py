@@ -65,6 +65,7 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
     made.kill()
 
 
+@pytest.mark.full
 def test_two_jobs_on_one_bus_that_is_killed_and_comes_back(bus: Bus, tmp_path: Path) -> None:
     assert os.stat(bus.keys).st_mode & 0o777 == 0o600
     script = write_worker(tmp_path)
