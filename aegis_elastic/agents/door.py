@@ -36,18 +36,17 @@ class Door:
         self._hello = hello
         self._secret = secret
         self._look_up = look_up
-        self._certificate: str | None = None
+        # Of the plane that we have joined.
+        self.certificate: str | None = None
         # Numeric once it has been looked up.
         self.host = self._named
 
     def knock(self, timeout_s: float) -> Place:
         """Make first contact, or make it again. ContactError as `contact.call`."""
         self.moved()
-        place = contact.call(
-            self.host, self.port, self._hello(), self._secret, timeout_s, known_pem=self._certificate
+        return contact.call(
+            self.host, self.port, self._hello(), self._secret, timeout_s, known_pem=self.certificate
         )
-        self._certificate = place.certificate_pem
-        return place
 
     def moved(self) -> bool:
         """Look the name up; whether it leads elsewhere now. One that leads nowhere stays where it led."""

@@ -251,6 +251,7 @@ class PlaneLink:
                 self._note_late(f"cannot reach the bus at {where}: {error}")
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
+        self._door.certificate = place.certificate_pem
         if place.welcome.parked:
             self._park(place.welcome.parked)
         else:

@@ -67,7 +67,9 @@ def test_another_plane_at_the_new_address_is_not_even_greeted(tmp_path: Path) ->
         folder.mkdir()
     with door(make_certificate(ours, ["aegis"]), answer) as port:
         plane = Door(("127.0.0.1", port), _hello, None)
-        assert plane.knock(5.0).welcome == WELCOME
+        place = plane.knock(5.0)
+        assert place.welcome == WELCOME
+        plane.certificate = place.certificate_pem
     with door(make_certificate(other, ["aegis"]), answer) as port:
         plane.port = port
         with pytest.raises(ContactError, match="another one answers there") as raised:
@@ -79,7 +81,7 @@ def test_another_plane_at_the_new_address_is_not_even_greeted(tmp_path: Path) ->
 def test_another_program_at_a_known_planes_place_ends_nothing(tmp_path: Path) -> None:
     with door(make_certificate(tmp_path, ["aegis"]), lambda *_: WELCOME) as port:
         plane = Door(("127.0.0.1", port), _hello, None)
-        plane.knock(5.0)
+        plane.certificate = plane.knock(5.0).certificate_pem
     with socket.create_server(("127.0.0.1", 0)) as mute:
         plane.port = mute.getsockname()[1]
         with pytest.raises(ContactError) as raised:
