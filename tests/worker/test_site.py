@@ -266,3 +266,18 @@ def test_an_interrupt_from_outside_ends_the_rank_by_that_signal(rank: Rank) -> N
     code = "import os, signal; signal.raise_signal(signal.SIGINT)"
     assert rank.run_both(rank.write("train.py", code)).returncode == -signal.SIGINT
     assert not rank.error_file.exists()
+
+
+def test_a_wrappers_own_file_in_the_place_of_our_channel_is_left_alone(rank: Rank) -> None:
+    """`exec 9>log` in a script around the training: the number is all that we know of the descriptor."""
+    log = rank.folder / "log"
+    script = f'exec 9>{log}; echo begun >&9; exec "$0" -c "import os; os.write(9, b\'trained\')"'
+    full = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable],
+        env=prepare_env({**full, "AEGIS_WORKER_GATE": "9 pass"}),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert log.read_text() == "begun\ntrained"

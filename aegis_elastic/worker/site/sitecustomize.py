@@ -16,6 +16,7 @@ A process that is started as a warm spare waits here first, past its imports (``
 """
 
 import os
+import stat
 import sys
 
 _MARKER = "AEGIS_WORKER_SITE"
@@ -48,10 +49,13 @@ def _gate(asked: str) -> None:
     what, _, rest = rest.partition(" ")
     if what == "pass":
         try:
-            os.write(int(descriptor), b"%d" % os.getpid())
-            os.close(int(descriptor))
+            # a wrapper may have closed it, or have a file of its own there by now (exec 9>log): then this
+            # command has no spares
+            if stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
+                os.write(int(descriptor), b"%d" % os.getpid())
+                os.close(int(descriptor))
         except OSError:
-            return  # a wrapper closed it: then this command has no spares
+            return
         return
     try:
         mode, _, without = rest.partition(" ")
