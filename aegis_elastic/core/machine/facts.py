@@ -46,13 +46,7 @@ from aegis_elastic.core.machine.node_facts import NODE_FACTS
 from aegis_elastic.core.machine.platform import cleared, relaunched
 from aegis_elastic.core.machine.requeue import requeued
 from aegis_elastic.core.model import Phase, PodInfo, Status
-
-# In the record, where every worker keeps its last one for good; the journal has all of it.
-REASON_CHARS_MAX = 300
-
-
-def _short(reason: str) -> str:
-    return reason if len(reason) <= REASON_CHARS_MAX else reason[: REASON_CHARS_MAX - 3] + "..."
+from aegis_elastic.core.nodes import clip
 
 
 def after_the_end(s: Status, event: Event) -> Transition:
@@ -148,7 +142,8 @@ def _error(s: Status, e: Error, now: float) -> Transition:
         return nothing(s, "not current: a consequence, or too late to matter")
     if any(other.failed for other in s.pods):
         return nothing(s, f"a consequence: {s.root} failed first in this incarnation")
-    failed = edit(pod, failed=True, last_failed_reason=_short(e.reason), store=e.store, updated_timestamp=now)
+    # Every worker's last reason stays in the record for good; the journal has all of it.
+    failed = edit(pod, failed=True, last_failed_reason=clip(e.reason), store=e.store, updated_timestamp=now)
     return note(
         s,
         f"{e.worker} failed: {e.reason}",
@@ -167,7 +162,7 @@ def _merge(s: Status, e: Independent, now: float) -> Transition:
     # If the master had heard of the failure before it was out of reach, it has charged it already.
     counted = s.phase is Phase.TROUBLESHOOTING
     retries = pod.retries if counted else accounting.charge(pod.retries, limit)
-    charged = with_pod(s.pods, edit(pod, retries=retries, last_failed_reason=_short(e.reason)))
+    charged = with_pod(s.pods, edit(pod, retries=retries, last_failed_reason=clip(e.reason)))
     if e.ended or accounting.exceeded((p.retries for p in charged), limit):
         reason = f"{e.worker} failed while the plane was away ({e.reason}): retries used up"
         return fail(amend(s, pods=charged), reason, "merged")
