@@ -203,7 +203,8 @@ def _look_at(args: argparse.Namespace) -> None:
     inputs.std_streams("--redirects", args.redirects)
     inputs.local_ranks(args.local_ranks_filter)
     inputs.signal_names(getattr(args, "signals_to_handle", "SIGTERM"))  # torch 2.6 hasn't this flag
-    inputs.program(args)
+    if not args.aegis_explain_flags:  # flags are explained wherever one sits, the script may be elsewhere
+        inputs.program(args)
     if args.no_python and not getattr(args, "use_env", True):
         raise UsageError("cannot use --no-python without --use-env: a program isn't given --local-rank")
     if args.log_dir and args.log_dir != os.devnull:  # which torch takes as "keep no logs"

@@ -71,6 +71,13 @@ def test_explaining_makes_no_directory_and_starts_nothing(tmp_path: Path) -> Non
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_flags_are_explained_where_the_script_is_not() -> None:
+    """The guide's second step, before there is a script."""
+    assert told("--aegis-explain-flags", "not_here.py")[-1].endswith("not_here.py")
+    with pytest.raises(UsageError, match="no such file"):
+        parse(["not_here.py"])
+
+
 def test_the_old_launcher_says_that_the_script_gets_its_local_rank() -> None:
     assert told("train.py", passes_local_rank=True)[-1].endswith("'--local-rank=${local_rank}'")
     assert told("--use_env", "train.py", passes_local_rank=True)[-1].endswith("train.py")
