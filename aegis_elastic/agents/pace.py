@@ -230,7 +230,10 @@ class PaceWatcher:
 
     def _make_ready(self) -> None:
         if self._ready is None:
-            self._ready = start_checks(without_secrets(os.environ))
+            try:
+                self._ready = start_checks(without_secrets(os.environ))
+            except OSError as error:  # no room for one more process: then stacks stay unknown
+                logger.warning("cannot start what reads the ranks' stacks: %s", error)
 
     def _send_away(self) -> None:
         if self._ready is not None:
@@ -243,7 +246,8 @@ class PaceWatcher:
         request = CheckRequest(checks=("hang",), node=self._node, rank_pids=pids, samples=SAMPLES)
         self._make_ready()
         process, self._ready = self._ready, None
-        assert process is not None
+        if process is None:
+            return
         with self._lock:
             if self._ranks is not ranks:
                 process.kill()  # before it was asked anything: there will be no results

@@ -117,6 +117,33 @@ def test_steps_are_seen_and_where_a_rank_stands_once_it_makes_none(stage: Stage)
     assert first(facts).longest_s >= 1.0, "so long a pause means nothing from now on"
 
 
+def readers() -> list[str]:
+    """Our children that read stacks, or stand ready to."""
+    argv = ["pgrep", "-P", str(os.getpid()), "-f", "aegis_elastic.checks"]
+    return subprocess.run(argv, capture_output=True, text=True).stdout.split()
+
+
+def come_to(count: int) -> None:
+    until_s = time.monotonic() + 2.0
+    while len(readers()) != count:
+        assert time.monotonic() < until_s, f"{len(readers())} processes read stacks, not {count}"
+        time.sleep(0.02)
+
+
+def test_what_reads_stacks_stands_ready_and_goes_when_training_moves_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "AHEAD_S", 0.2)
+    stage.start(STEPS)
+    stage.facts(lambda facts: bool(facts.ranks) and first(facts).beats == 20)
+    assert not readers()
+    stage.facts(lambda facts: first(facts).steady >= 1)
+    come_to(1)
+    stage.say(0)
+    stage.facts(lambda facts: first(facts).beats == 21)
+    come_to(0)
+
+
 def test_a_stopped_process_and_one_that_has_ended(stage: Stage) -> None:
     stage.start(STEPS)
     stage.facts(lambda facts: bool(facts.ranks) and first(facts).beats == 20)
