@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from aegis_elastic.core import journal
 from tests.checks.conftest import compiler as compiler
 from tests.checks.conftest import libraries as libraries
 from tests.slurm.cluster import CONTROLLER, Cluster
@@ -28,6 +30,19 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(400)]
 def slurm(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path, nodes=5) as cluster:
         yield cluster
+
+
+APART = ["--rdzv-id", "apart", "--aegis-plane", f"{CONTROLLER}:29700", "--rdzv-endpoint", "n1:29500"]
+
+
+def standing(slurm: Cluster, *flags: str) -> subprocess.Popen[str]:
+    """A master of three nodes outside of the allocation; launchers are given APART."""
+    env = {**slurm.env, "XDG_STATE_HOME": str(slurm.root / "master-state")}
+    command = [sys.executable, "-m", "aegis_elastic.launch.standing", "--nnodes", "3", *APART, *flags]
+    with open(slurm.root / "master.txt", "w") as output:
+        return slurm.hosts[CONTROLLER].popen(
+            command, env=env, cwd=slurm.root, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
 def ended(job: BatchJob) -> tuple[str, str]:
@@ -231,15 +246,27 @@ def test_two_nodes_with_broken_gpus_are_drained_one_after_the_other(slurm: Clust
 
 
 @pytest.mark.full
+def test_a_standing_master_does_not_count_what_the_scheduler_takes_away(slurm: Cluster) -> None:
+    master = standing(slurm, "--aegis-requeue", "on")
+    job = BatchJob(slurm, nodes=3, seats="3", steps=60, flags=APART)
+    job.wait_step(3)
+    # Longer than the master waits for agents to come back: it has missed them by the time they are requeued.
+    slurm.submit("#!/bin/bash\nsrun sleep 20\n", "--partition=urgent", "--nodes=5", "--exclusive")
+    job.wait_said(r"init rank \d+ of 3 start 1", 3)
+    slurm.wait(job.number, 60)  # its first run
+    assert ended(job) == ("COMPLETED", "0:0"), job.said
+    assert master.wait(120) == 0, (slurm.root / "master.txt").read_text()
+    run = slurm.root / "master-state" / "aegis" / "default" / "apart" / "1"
+    assert json.loads((run / "report.json").read_text())["recoverCount"] == 0
+    told = [(line.transition, line.reason) for line in journal.read(run / "journal.jsonl")]
+    assert any(name == "lost" and "counted" in reason for name, reason in told), told
+    assert journal.replay(journal.read(run / "journal.jsonl")).ok
+
+
+@pytest.mark.full
 def test_the_head_node_is_lost_and_a_standing_master_leads_on(slurm: Cluster) -> None:
-    shared = ["--rdzv-id", "apart", "--aegis-plane", f"{CONTROLLER}:29700", "--rdzv-endpoint", "n1:29500"]
-    env = {**slurm.env, "XDG_STATE_HOME": str(slurm.root / "master-state")}
-    command = [sys.executable, "-m", "aegis_elastic.launch.standing", "--nnodes", "3", *shared]
-    with open(slurm.root / "master.txt", "w") as output:
-        master = slurm.hosts[CONTROLLER].popen(
-            command, env=env, cwd=slurm.root, stdout=output, stderr=subprocess.STDOUT
-        )
-    job = BatchJob(slurm, nodes=4, seats="3", steps=60, flags=shared)
+    master = standing(slurm)
+    job = BatchJob(slurm, nodes=4, seats="3", steps=60, flags=APART)
     job.wait_step(5)
     slurm.power_off("n1")
     job.wait_said(r"init rank \d of 3 start 1", 3)
