@@ -36,6 +36,10 @@ from aegis_elastic.core.pace import Own
 
 # Comparing needs a majority: of two it can't be told whether one is slow or the other fast.
 RANKS_MIN = 3
+# Of so many no single one moves the median: all are held against the same, or thousands would take minutes.
+MANY = 128
+# The worst so many are told of: no more will be moved out for one window's sake.
+TOLD_MAX = 16
 # Less than this many times the peers' median isn't called slow however sure it is.
 FACTOR_MIN = 1.15
 # The peers' own spread, in robust standard deviations, and the least spread that is believed: a handful of
@@ -114,8 +118,8 @@ def equals(window: Mapping[int, Own]) -> list[frozenset[int]]:
             by_key.setdefault(key, set()).add(rank)
     found: list[set[int]] = []
     for ranks in by_key.values():
-        apart = [each for each in found if not each & ranks]
-        joined = set(ranks).union(*(each for each in found if each & ranks))
+        apart = [each for each in found if each.isdisjoint(ranks)]
+        joined = set(ranks).union(*(each for each in found if not each.isdisjoint(ranks)))
         found = [*apart, joined]
     return [frozenset(ranks) for ranks in found]
 
@@ -139,14 +143,11 @@ def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
     found: dict[int, Slow] = {}
     for part in ("first", "last"):
         times = {rank: max(1.0, float(getattr(own, f"{part}_us"))) for rank, own in known.items()}
-        slow = {
-            rank: _compared(rank, times[rank], peers, known, part)
-            for rank in times
-            if _behind(times[rank], peers := [time for other, time in times.items() if other != rank])
-        }
+        late = _late(times)
         # A third of them is no exception any more; of three ranks one may be.
-        if slow and len(slow) <= max(1, len(times) // 3):
-            for rank, one in slow.items():
+        if late and len(late) <= max(1, len(times) // 3):
+            for rank in sorted(late, key=times.__getitem__, reverse=True)[:TOLD_MAX]:
+                one = _compared(rank, times, known, part)
                 own_doing = part == "first" or known[rank].timed or one.computes_more
                 so_far = found[rank].share if rank in found else 0.0
                 if own_doing and one.share >= SHARE_MIN and one.share > so_far:
@@ -154,25 +155,37 @@ def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
     return found
 
 
-def _behind(time_us: float, peers: list[float]) -> bool:
+def _late(times: Mapping[int, float]) -> list[int]:
+    """Who lies above what its peers allow."""
+    if len(times) > MANY:
+        limit = _limit(list(times.values()))
+        return [rank for rank, time in times.items() if time > limit]
+    return [rank for rank, time in times.items() if time > _limit(_peers(rank, times))]
+
+
+def _peers(rank: int, times: Mapping[int, float]) -> list[float]:
+    return [time for other, time in times.items() if other != rank]
+
+
+def _limit(peers: list[float]) -> float:
     logs = [math.log(peer) for peer in peers]
     middle = statistics.median(logs)
     spread = _MAD_SIGMA * statistics.median(abs(log - middle) for log in logs)
     if len(logs) < 4:
         # the median deviation of two or three says little: the whole range of them counts
         spread = max(spread, (max(logs) - min(logs)) / 2)
-    return math.log(time_us) - middle > max(math.log(FACTOR_MIN), SIGMAS * max(spread, SIGMA_MIN))
+    return math.exp(middle + max(math.log(FACTOR_MIN), SIGMAS * max(spread, SIGMA_MIN)))
 
 
-def _compared(rank: int, own_us: float, peers: list[float], known: Mapping[int, Own], part: str) -> Slow:
+def _compared(rank: int, times: Mapping[int, float], known: Mapping[int, Own], part: str) -> Slow:
     others = [own for other, own in known.items() if other != rank]
     errors = [float(getattr(own, f"{part}_error_us")) for own in others]
     # of a median of so many
     peers_error_us = _MEDIAN_ERROR * statistics.median(errors) / math.sqrt(len(others))
     return Slow(
         rank,
-        own_us,
-        statistics.median(peers),
+        times[rank],
+        statistics.median(_peers(rank, times)),
         known[rank].step_us,
         known[rank].cpu_us,
         statistics.median(own.cpu_us for own in others),

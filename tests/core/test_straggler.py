@@ -193,6 +193,18 @@ def test_equals_are_who_is_linked_by_groups(
     assert sorted(map(sorted, found)) == sorted(map(sorted, expected)), name
 
 
+@pytest.mark.timeout(30)
+def test_ten_thousand_ranks_are_compared_while_everybody_waits() -> None:
+    """Each with all others took minutes, in the master's loop."""
+    chance = random.Random(7)
+    ranks = {rank: own(100 * chance.gauss(1, 0.01), 130) for rank in range(10_000)}
+    assert slow_ranks(ranks) == {}
+    slow = {77: own(131, 130), 9001: own(160, 130)}
+    assert set(slow_ranks(ranks | slow)) == set(slow)
+    worse = {rank: own(150 + rank, 130) for rank in range(3_000)}
+    assert set(slow_ranks(ranks | worse)) == set(range(2_984, 3_000)), "the worst of very many"
+
+
 def test_pairs_of_equals_cant_tell_who_is_slow() -> None:
     pairs = {rank: own(100 + 50 * (rank == 1), 170, groups=(rank // 2 + 1,)) for rank in range(4)}
     assert slow_ranks(pairs) == {}
