@@ -25,6 +25,8 @@ from aegis_elastic.control.errors import UsageError
 
 # A file name has at most 255 bytes, and torch adds an underline and eight characters of its own.
 RUN_ID_BYTES_MAX = 246
+# One message of 1 MiB tells everybody's place to all.
+NODES_MAX = 4096
 
 
 def node_range(nnodes: str) -> tuple[int, int]:
@@ -39,6 +41,8 @@ def node_range(nnodes: str) -> tuple[int, int]:
         raise UsageError(f"cannot use --nnodes {nnodes!r}: want at least 1 node")
     if least > most:
         raise UsageError(f"cannot use --nnodes {nnodes!r}: MIN is above MAX; did you mean {most}:{least}?")
+    if least > NODES_MAX:
+        raise UsageError(f"cannot use --nnodes {nnodes!r}: a job has at most {NODES_MAX} nodes")
     return least, most
 
 

@@ -261,6 +261,7 @@ def test_a_bad_variable_of_torch_is_named(
     [
         (["--nnodes", "0"], "--nnodes '0': want at least 1 node"),
         (["--nnodes", "3:2"], "--nnodes '3:2': MIN is above MAX; did you mean 2:3?"),
+        (["--nnodes", "5000"], "--nnodes '5000': a job has at most 4096 nodes"),
         (["--nnodes", "abc"], "--nnodes 'abc': want a number of nodes, or MIN:MAX"),
         (["--nnodes", "1:2:3"], "--nnodes '1:2:3'"),
         (["--nproc-per-node", "0"], "--nproc-per-node '0': want at least 1"),
