@@ -147,6 +147,7 @@ def test_we_may_change_but_neither_create_nor_delete() -> None:
     assert verbs == {"get", "patch"}
 
 
+@pytest.mark.full
 def test_the_init_container_installs_only_what_the_image_lacks(tmp_path: Path) -> None:
     (job,) = (one for one in objects(FOLDER / "worker.yaml") if one["kind"] == "Job")
     install = job["spec"]["template"]["spec"]["initContainers"][0]
