@@ -18,8 +18,8 @@ ACCEPTED: dict[str, str] = {
     ),
     "machine.guards: operand 3 dropped: "
     "return waiting and not s.held and not is_independent(s) and expired(s, now)": (
-        "in the worlds independence sets the deadline to 0, so nothing is overdue then anyway; a test notices "
-        "it where all machines were cleared (test_absent.py)"
+        "in the worlds independence sets the deadline to 0, so nothing is overdue then anyway; noticed by a "
+        "test where all machines were cleared (test_absent.py)"
     ),
     "machine.guards: operand 1 dropped: "
     "return s.phase is not Phase.PENDING or len(s.pods) == s.spec.worker_num or s.deadline == 0.0": (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aegis_elastic.store.base import StoreBase
 from aegis_elastic.store.contract import (
     KeyExists,
     LeaseLost,
@@ -120,6 +121,7 @@ def test_a_store_forgets_the_leases_and_watches_that_have_ended(over_all: Over) 
                 pass
         await asyncio.sleep(0.1)
         gc.collect()
+        assert isinstance(client, StoreBase)
         assert len(client._leases) + len(client._watches) <= 1
 
     over_all(scenario)
