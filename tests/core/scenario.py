@@ -44,6 +44,7 @@ from aegis_elastic.core.events import (
     Reconcile,
     Release,
     Relieve,
+    Remake,
     Renew,
     Requeued,
     Saved,
@@ -295,4 +296,6 @@ def _effect(effect: Effect) -> str:
         return f"renew {effect.worker} {effect.uid}"
     if isinstance(effect, Page):
         return f"page {effect.key}"
+    if isinstance(effect, Remake):
+        return f"remake {' '.join(effect.machines)}"
     return f"record {effect.node_name} {effect.reason} {effect.kind}"
