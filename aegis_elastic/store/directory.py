@@ -10,8 +10,9 @@ On a network file system (NFS):
 
 * flock is the server's there (Linux makes a byte-range lock of it), unless mounted with
   `local_lock`/`nolock`.
-* A client caches what a directory holds. A change of our own makes it look again, so the new file is made
-  before the current entry is read; and creating goes by a link, of which the server lets one succeed.
+* A client caches what a directory holds, and what it doesn't, for up to a minute. Opening the directory makes
+  it ask the server, and so does a change of our own: one of them comes before every look at an entry. And
+  creating goes by a link, of which the server lets one succeed.
 * Clocks of hosts differ. Leases are timed by the file server's clock (a file touched now says what it is),
   or, by those who share a kernel, by the time since its start, which nobody can set. What is not covered: a
   server whose clock is set forward ends leases early. Their holders find out at the next refresh, and a deed
@@ -117,6 +118,7 @@ class Directory:
 
     def revision(self) -> int:
         """The newest revision, 0 before the first write."""
+        _ask(self.path)
         try:
             return int((self.path / REVISION_FILE).read_bytes())
         except FileNotFoundError:
@@ -129,6 +131,7 @@ class Directory:
 
     def read(self, key: str) -> Held | None:
         """The entry, None if there is none or its lease has run out."""
+        _ask(self._entries)
         held = self._load(self._file(key))
         return held if held is not None and self.left_s(held.head) > 0 else None
 
@@ -310,6 +313,11 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _ask(directory: Path) -> None:
+    """Have a network file system's client ask whether what it remembers of the directory still holds."""
+    os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 
 def _sync(directory: Path) -> None:
