@@ -34,16 +34,16 @@ def test_what_one_host_writes_every_other_sees_at_its_next_look() -> None:
         name = f"store-{time.time_ns()}"
         here, there = [await FileStore.open(Path(folder) / name, timeout_s=30) for folder in DIRS]
         for _ in range(10):  # so that it is remembered that there is nothing
-            assert await here.get("node") is None
+            assert await here.get("node.1") is None
             await asyncio.sleep(0.05)
-        revision = await there.create("node", b"tainted")
+        revision = await there.create("node.1", b"tainted")
         await seen(here, lambda value: value == b"tainted")
-        revision = await there.update("node", b"free", revision)
+        revision = await there.update("node.1", b"free", revision)
         await seen(here, lambda value: value == b"free")
-        await there.delete("node", revision)
+        await there.delete("node.1", revision)
         await seen(here, lambda value: value is None)
         async with here.watch("node") as watch:
-            await there.create("node", b"again")
+            await there.create("node.1", b"again")
             change = await asyncio.wait_for(watch.__anext__(), FRESH_S)
             assert change.entry is not None and change.entry.value == b"again"
         await here.close()
@@ -55,7 +55,7 @@ def test_what_one_host_writes_every_other_sees_at_its_next_look() -> None:
 async def seen(store: FileStore, right: Callable[[bytes | None], bool]) -> None:
     until = time.monotonic() + FRESH_S
     while True:
-        entry = await store.get("node")
+        entry = await store.get("node.1")
         found = entry.value if entry else None
         if right(found):
             return
