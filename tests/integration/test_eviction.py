@@ -295,7 +295,9 @@ def test_a_node_that_used_up_its_day_makes_way_for_the_spare_when_it_crashes_aga
         eviction = Eviction(job, net, tmp_path / "train.py", str(tmp_path / "end"))
         first, worn, spare = eviction.launches
         job.wait(lambda view: "fit" in eviction.names(), "a fit spare")
-        os.kill(job.ranks(worn)[0].pid, signal.SIGKILL)
+        job.wait_ranks(2)
+        [rank] = job.ranks(worn).values()
+        os.kill(rank.pid, signal.SIGKILL)
         job.wait_phase("RunCommand", 2)
         assert worn.wait() == 1
         assert "a spare takes this node's place: the breaker is open: 3 actions in 24 h" in worn.output
