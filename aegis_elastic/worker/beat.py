@@ -36,6 +36,8 @@ HOOKED = "torch.optim.optimizer"
 # least half as often, since the number of iterations in between is rounded down. The first comes early.
 LOOK_NS = 10**9
 LOOK_SHARE = 600
+# Where steps are so short that this isn't within SOON iterations, nothing is found soon anyway: rarely, then.
+SOON, LOOK_SHARE_SHORT = 32, 2400
 FIRST_LOOK = 8
 # The first pauses are compilation and warming up: they say nothing about later ones.
 WARM_BEATS = 3
@@ -164,6 +166,8 @@ def period(look_ns: int, step_ns: int) -> int:
     same iterations still: each at every second, or fourth, look of the other.
     """
     rest = max(LOOK_NS, look_ns * LOOK_SHARE) // max(1, step_ns)
+    if rest >= SOON:
+        rest = max(rest, look_ns * LOOK_SHARE_SHORT // max(1, step_ns))
     return int(1 << max(0, rest.bit_length() - 1))
 
 
