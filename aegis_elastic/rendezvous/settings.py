@@ -45,7 +45,9 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Surroundings:
-    """One node's launch under the stock launcher."""
+    """One node's launch under the stock launcher. `address`: of the plane; its name where others host it,
+    since that may lead to another address when its host is replaced.
+    """
 
     identity: Identity
     address: str
@@ -124,7 +126,9 @@ def read(parameters: RendezvousParameters, launch: LaunchConfig) -> Surroundings
         wait_s=join_timeout_s,
         last_call_s=last_call_s,
     )
-    return Surroundings(identity, address, port, ours, secret, plane, meeting, join_timeout_s)
+    return Surroundings(
+        identity, address if ours else host, port, ours, secret, plane, meeting, join_timeout_s
+    )
 
 
 def _refuse_unknown(conf: Mapping[str, object]) -> None:

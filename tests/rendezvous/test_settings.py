@@ -31,6 +31,14 @@ def test_the_job_is_what_torchrun_was_told() -> None:
     assert about.plane.resume
 
 
+def test_a_plane_elsewhere_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host may be replaced, and then the name leads to another address."""
+    monkeypatch.setattr(hosts, "resolve", lambda name: "192.0.2.7")
+    monkeypatch.setattr(hosts, "address_towards", lambda address: "192.0.2.8")
+    about = read("plane.example:29999")
+    assert (about.address, about.ours, about.identity.node_ip) == ("plane.example", False, "192.0.2.8")
+
+
 def test_a_job_without_a_name_is_never_resumed() -> None:
     about = read(run_id="none")
     assert (about.identity.job, about.plane.resume) == ("job-29999", False)
