@@ -10,6 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
+from aegis_elastic.control import hosts
 from aegis_elastic.control.errors import UsageError
 from aegis_elastic.rendezvous import entry, settings, surroundings
 
