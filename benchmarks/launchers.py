@@ -175,6 +175,9 @@ class Job:
         else:
             flags += ["--nnodes", str(self._shape.nodes), "--rdzv-id", "bench", "--rdzv-backend", "c10d"]
             flags += ["--rdzv-endpoint", f"127.0.0.1:{self._port}"]
+            if not self.launcher.ours:
+                # All are on this host: else whoever comes first would hold the store, and be lost with it.
+                flags += ["--rdzv-conf", f"is_host={int(number == 0)}"]
         if self.launcher.ours:
             flags += ["--aegis-worker-name", f"node{number}"]
         return flags, {}
