@@ -41,6 +41,20 @@ ACCEPTED: dict[str, str] = {
     "return next((mark for mark in ready if mark.node_name in seated), None)": (
         "noticed in the world `moved marks`, which is too large to hunt in, and by a scenario (eviction.txt)"
     ),
+    "machine.node_facts: LtE -> Lt: fresh = now - s.saved_at <= BOUNDARY_S": (
+        "a checkpoint is recent or long ago in the worlds, and never of that very moment"
+    ),
+    "machine.node_facts: operand 3 dropped: "
+    "if s.phase is not Phase.RUN_COMMAND or pod is None or pod.gone or pod.finished or pod.restarted:": (
+        "who is gone while training runs has finished or counts as restarted, and is refused as that"
+    ),
+    "machine.node_facts: until= dropped: node = msgspec.structs.replace(before, until=e.until)": (
+        "in the worlds a taint stands or doesn't, and has no end; noticed by a scenario (nodes.txt)"
+    ),
+    "machine.remedies: spares= dropped: rid = amend(": (
+        "in the worlds no spare waits on a node that also trains; noticed by scenarios (eviction.txt, "
+        "relieved.txt)"
+    ),
     "machine.node_facts: 30.0 -> 31.0: BOUNDARY_S = 30.0": (
         "a checkpoint is recent or long ago in the worlds; how many seconds that is is a choice, no property"
     ),
