@@ -7,6 +7,7 @@ is told. Ends with the training's own result, the report, and whether any proces
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import psutil
 HERE = Path(__file__).resolve().parent
 RANKS = 4
 MARK = "AEGIS_DEMO"
-# When the training says that it has saved this step, this rank gets this signal.
-FAULTS = {"step 100:": (2, signal.SIGKILL), "step 200:": (1, signal.SIGUSR1)}
-TRAINING = [str(HERE / "train_digits.py"), "--steps", "300", "--save-every", "20", "--step-time-s", "0.02"]
+# Which rank gets which signal: once this step is saved and warm spares stand ready, at the later step anyway.
+FAULTS = [(60, 140, 2, signal.SIGKILL), (180, 260, 1, signal.SIGUSR1)]
+SAVED = re.compile(r"step (\d+): .*saved")
+TRAINING = [str(HERE / "train_digits.py"), "--steps", "300", "--save-every", "20", "--step-time-s", "0.1"]
 LAUNCHER = ["-m", "aegis_elastic.launch.run", "--standalone", "--nproc-per-node", str(RANKS)]
 
 
@@ -52,7 +54,7 @@ def train(folder: Path, mark: str) -> int:
     """Runs the training, shows all it says, strikes when it gets there; returns aegis-run's exit code."""
     path = os.pathsep.join(filter(None, [str(HERE / "saboteur"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {MARK: mark, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    faults = dict(FAULTS)
+    faults, ready = list(FAULTS), False
     command = [sys.executable, *LAUNCHER, *TRAINING, "--checkpoint-dir", str(folder)]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -60,8 +62,13 @@ def train(folder: Path, mark: str) -> int:
         assert launcher.stdout is not None
         for line in launcher.stdout:
             print(line, end="", flush=True)
-            for said in [said for said in faults if said in line]:
-                strike(mark, *faults.pop(said))
+            ready = "warm spares ready" in line or (ready and "training starts" not in line)
+            saved = SAVED.match(line)
+            if saved and faults:
+                earliest, latest, rank, signum = faults[0]
+                if int(saved[1]) >= (earliest if ready else latest):
+                    strike(mark, rank, signum)
+                    del faults[0]
     return launcher.returncode
 
 
