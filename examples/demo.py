@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 RANKS = 4
 MARK = "AEGIS_DEMO"
 # Which rank gets which signal: once this step is saved and warm spares stand ready, at the later step anyway.
-FAULTS = [(60, 140, 2, signal.SIGKILL), (180, 260, 1, signal.SIGUSR1)]
+FAULTS = [(60, 140, 2, signal.SIGKILL), (180, 280, 1, signal.SIGUSR1)]
 SAVED = re.compile(r"step (\d+): .*saved")
 TRAINING = [str(HERE / "train_digits.py"), "--steps", "300", "--save-every", "20", "--step-time-s", "0.1"]
 LAUNCHER = ["-m", "aegis_elastic.launch.run", "--standalone", "--nproc-per-node", str(RANKS)]
