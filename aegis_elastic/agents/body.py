@@ -59,6 +59,7 @@ from aegis_elastic.worker.environment import prepare_env
 
 logger = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True)
 class Settings:
     """What the user may set of the agent. Times in seconds; `signals` end the launcher, others are passed
@@ -150,9 +151,7 @@ class NodeBody(SeamAgent):
         self._looking: Looking | None = None
         self._watchers = Watchers((*settings.watchers, self._make_looking), look)
         gpus = requests.count_gpus()
-        self._fitness = Fitness(
-            identity, settings.checks, settings.spare_checks, gpus, self._selector, look
-        )
+        self._fitness = Fitness(identity, settings.checks, settings.spare_checks, gpus, self._selector, look)
         self._ledger = Ledger()
         self._generation = 0
         self._then: Callable[[], None] | None = None

@@ -107,10 +107,12 @@ class RecordDesk:
         came = frozenset(pod.pod_ip for pod in (*now.pods, *now.spares) if not pod.gone)
         decided = absent.decide(machines, came, found.controlled, found.rounds)
         if decided.plan is Plan.RELAUNCH:
+            # Counted first, and also when none is made anew: rounds that can't be counted would never end.
+            if why := await self._record.write(rounds=str(found.rounds + 1)):
+                logger.warning("no machine is made anew, for that can't be counted: %s", why)
+                return
             until = now.deadline + now.spec.join_timeout_s
             self._feed(Relaunched(decided.machines, until, decided.reason))
-            # Counted also when none is made anew: waiting has to end.
-            self._say(await self._record.write(rounds=str(found.rounds + 1)))
         elif decided.plan is Plan.CLEAR:
             self._feed(Cleared(decided.machines, decided.reason))
         else:

@@ -30,7 +30,7 @@ NODES_MAX = 4096
 
 
 def node_range(nnodes: str) -> tuple[int, int]:
-    """`MIN:MAX` or `N` as two numbers, 1 <= min <= max."""
+    """`MIN:MAX` or `N` as two numbers, 1 <= min <= max <= NODES_MAX; who comes beyond waits as a spare."""
     try:
         least, most = (int(part) for part in (nnodes if ":" in nnodes else f"{nnodes}:{nnodes}").split(":"))
     except ValueError:
@@ -43,7 +43,7 @@ def node_range(nnodes: str) -> tuple[int, int]:
         raise UsageError(f"cannot use --nnodes {nnodes!r}: MIN is above MAX; did you mean {most}:{least}?")
     if least > NODES_MAX:
         raise UsageError(f"cannot use --nnodes {nnodes!r}: a job has at most {NODES_MAX} nodes")
-    return least, most
+    return least, min(most, NODES_MAX)
 
 
 def process_count(nproc_per_node: str) -> int:

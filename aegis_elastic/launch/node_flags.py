@@ -88,19 +88,12 @@ def add_node_flags(
 
 def record(text: str) -> str:
     """What names a job's record. ArgumentTypeError."""
-    try:
-        job_record.look_at(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+    return _looked_at(text, job_record.look_at)
 
 
 def etcd(text: str) -> str:
     """`etcd://HOST:PORT[,HOST:PORT...]`, and the package for it is there. ArgumentTypeError."""
-    try:
-        cluster.endpoints(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    _looked_at(text, cluster.endpoints)
     if importlib.util.find_spec("etcd3") is None:
         raise argparse.ArgumentTypeError("etcd needs the extra: pip install 'aegis-elastic[etcd]'")
     return text
@@ -108,8 +101,13 @@ def etcd(text: str) -> str:
 
 def isolation(text: str) -> str:
     """What names an isolation driver; whether it can be used is for the node that hosts the plane to say."""
+    return _looked_at(text, drivers.look_at)
+
+
+def _looked_at(text: str, look: Callable[[str], object]) -> str:
+    """The text itself, if `look` takes it. argparse shows what a ValueError says only in this guise."""
     try:
-        drivers.look_at(text)
+        look(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

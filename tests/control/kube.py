@@ -32,7 +32,9 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 class Api:
-    """The server: `objects` by path; `rivals` change an object between our reading and our writing."""
+    """The server: `objects` by path, `read_only` or not; `rivals` change an object between our reading and
+    our writing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.objects: dict[str, Object] = {NODE: {"metadata": {"resourceVersion": "1"}, "spec": {}}}
@@ -41,6 +43,7 @@ class Api:
         self.chunked = False
         self.evicted: list[str] = []
         self.protected = False
+        self.read_only = False
         certificate = make_certificate(folder, ["localhost", "127.0.0.1"])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate.cert_path, certificate.key_path)
@@ -85,6 +88,8 @@ class Api:
                 self.rivals -= 1
                 self.change(request.path, {"metadata": {"labels": {"rival": str(self.rivals)}}})
             return None
+        if self.read_only:
+            return self.send(request, 403, {"message": "this account may not patch it"})
         if patch["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
             return self.send(request, 409, {"message": "the object has been modified"})
         self.patches.append((request.path, patch))

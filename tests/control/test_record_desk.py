@@ -128,6 +128,19 @@ def test_a_record_that_says_nothing_of_use_leaves_it_to_the_join_timeout(
     assert why in (plane.config.path / "plane.log").read_text()
 
 
+def test_rounds_that_cannot_be_counted_are_none(api: Api, hold: Hold, agent: MakeAgent) -> None:
+    """Without the right to write, pods would be evicted at every join timeout, for ever."""
+    create(api, "true", pod("llama-0", "127.0.0.1"), pod("llama-1", "10.0.0.2"))
+    api.read_only = True
+    plane = start(hold, join_timeout_s=1.5)
+    one = agent(plane, "a")
+    one.join()
+    one.obey(Action.READY)
+    assert one.wait(Order, lambda order: order.action is Action.INDEPENDENT)
+    assert api.evicted == []
+    assert "that can't be counted" in (plane.config.path / "plane.log").read_text()
+
+
 def test_a_server_that_is_away_costs_nothing_but_a_line(
     api: Api, hold: Hold, agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

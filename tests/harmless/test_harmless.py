@@ -5,10 +5,8 @@ Whatever watches may note and mark; no rank may be restarted, no node may leave,
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from aegis_elastic.testing.netns import Net
 from tests.harmless.clock import JumpingClock
 from tests.integration.harness import Job, hosts, stays, wait_for
 from tests.integration.test_independent import PORT, cut_off
-from tests.integration.trainings import steps_of, write_training
+from tests.integration.trainings import beside, steps_of, write_training
 
 # Impatient, so that whatever were called a deadlock would be acted upon before the test is over.
 FLAGS = (
@@ -30,16 +28,9 @@ AT = 15
 HOUR_S = 3600
 
 
-@contextmanager
-def hogs(count: int) -> Iterator[None]:
+def hogs(count: int) -> AbstractContextManager[None]:
     """So many processes that want a whole core."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
+    return beside(*[("while True: pass",)] * count)
 
 
 def let_end(job: Job, folder: Path, more: int) -> None:

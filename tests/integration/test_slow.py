@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ from aegis_elastic.core.model import Verdict
 from tests.integration.harness import Job, hosts, wait_for
 from tests.integration.test_hang import marks
 from tests.integration.test_independent import PORT
-from tests.integration.trainings import steps_of, write_training
+from tests.integration.trainings import beside, steps_of, write_training
 
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 AT = 40
@@ -144,13 +142,8 @@ def test_a_slow_link_is_nobodys_slow_work_and_what_is_delivered_names_the_rank(
 def noise(count: int, seed: int) -> Iterator[None]:
     """Processes that want a core, now and then, for a while."""
     text = NOISE.format(seed=seed)
-    loops = [subprocess.Popen([sys.executable, "-c", text, str(number)]) for number in range(count)]
-    try:
+    with beside(*((text, str(number)) for number in range(count))):
         yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 @pytest.mark.full

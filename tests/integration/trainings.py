@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # usage: train.py FOLDER WHAT WHO AT SECONDS; WHO is a rank or "all". It trains until FOLDER/end is there.
@@ -144,3 +148,15 @@ def steps_of(folder: Path, rank: int = 0) -> int:
         return int((folder / f"steps-{rank}").read_text() or 0)
     except FileNotFoundError:
         return 0
+
+
+@contextmanager
+def beside(*programs: tuple[str, ...]) -> Iterator[None]:
+    """Other Python programs run meanwhile, each given as its text and its arguments."""
+    running = [subprocess.Popen([sys.executable, "-c", *program]) for program in programs]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()

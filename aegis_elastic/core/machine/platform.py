@@ -11,9 +11,7 @@ def relaunched(s: Status, e: Relaunched, now: float) -> Transition:
     """Those who are missing come anew, and are waited for: nothing is counted."""
     if not _waits(s):
         return nothing(s, "nobody is waited for any more")
-    noted = note(
-        s, f"{e.reason}: made anew, not counted", "relaunched", deadline=max(s.deadline, e.until)
-    )
+    noted = note(s, f"{e.reason}: made anew, not counted", "relaunched", deadline=max(s.deadline, e.until))
     return _remake(noted, e.machines, e.reason)
 
 
