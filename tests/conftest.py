@@ -21,6 +21,11 @@ settings.register_profile("test", derandomize=True, deadline=None)
 settings.register_profile("full", max_examples=1000, deadline=None)
 settings.load_profile("full" if "AEGIS_SEED" in os.environ else "test")
 
+# A shell starts what it runs in the background (`make test &`) with SIGINT ignored, and all that tests start
+# would inherit that: nothing could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def require_or_skip(why: str) -> None:
     """Skips the test for `why`; fails it where everything must be there (AEGIS_REQUIRE_ALL=1, as in CI)."""
