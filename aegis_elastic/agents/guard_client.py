@@ -10,11 +10,12 @@ Typical use::
     guard.stop(grace_s=1.0)  # and later the event Stopped
     guard.close()
 
-``spawn`` reads the channel too, so call ``events`` after it as well as when the selector says so.
+``spawn`` reads the channel too; what comes before its answer, or with it, keeps the descriptor readable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -170,6 +171,12 @@ class GuardClient:
         self._buffer = b""
         self._events: deque[Event] = deque()
         self._dead = False
+        # Events may come together with an answer that is waited for: then the channel is empty, and yet there
+        # is something to hear.
+        self._kept = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._either = select.epoll()
+        for descriptor in (channel.fileno(), self._kept):
+            self._either.register(descriptor, select.EPOLLIN)
         self.warm: frozenset[int] = frozenset()  # local ranks of the last `spawn` that were spares
 
     @classmethod
@@ -217,7 +224,7 @@ class GuardClient:
 
     def fileno(self) -> int:
         """Descriptor that is readable when there may be events."""
-        return self._channel.fileno()
+        return self._either.fileno()
 
     def hold(self, spare: str, rank: RankSpec) -> None:
         """Start a spare of that name: ``rank`` with ``gate`` "hold torch|plain PACKAGES-TO-LEAVE-OUT" and
@@ -282,6 +289,9 @@ class GuardClient:
 
     def events(self) -> list[Event]:
         """What has happened since the last call; never waits."""
+        if not self._either.closed:
+            with contextlib.suppress(BlockingIOError):  # nothing was kept
+                os.eventfd_read(self._kept)
         self._receive()
         drained = list(self._events)
         self._events.clear()
@@ -301,6 +311,9 @@ class GuardClient:
         """Kill whatever still runs, end the guard and reap it. Safe to call twice."""
         self._dead = True
         self._channel.close()
+        if not self._either.closed:
+            self._either.close()
+            os.close(self._kept)
         try:
             self._process.wait(self._kill_wait_s + CLOSE_MARGIN_S)
         except subprocess.TimeoutExpired:
@@ -328,7 +341,10 @@ class GuardClient:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not self._wait_readable(left_s):
                 return None
-            for message in self._receive():
+            answers = self._receive()
+            if self._events:
+                os.eventfd_write(self._kept, 1)
+            for message in answers:
                 if message["event"] in wanted:
                     return message
         return None

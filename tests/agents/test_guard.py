@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import time
@@ -270,3 +271,22 @@ def test_nobody_is_given_up_who_was_never_killed() -> None:
         assert ended(pid)
     finally:
         guard.close()
+
+
+def test_a_death_that_comes_together_with_an_answer_is_not_overlooked(
+    guard: GuardClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that ends at once, and a launcher that is kept from reading: both words are there by then."""
+    wait = guard._wait_readable
+
+    def late(timeout_s: float) -> bool:
+        time.sleep(0.3)
+        return wait(timeout_s)
+
+    monkeypatch.setattr(guard, "_wait_readable", late)
+    guard.spawn(0, [rank(0, "true")])
+    poll = select.poll()
+    poll.register(guard, select.POLLIN)
+    assert poll.poll(PATIENCE_S * 1000), "there is something to hear"
+    assert [type(event) for event in guard.events()] == [Exited]
+    assert not poll.poll(0), "and only once"
