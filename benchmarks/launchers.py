@@ -139,7 +139,9 @@ class Job:
         node = psutil.Process(self.nodes[number].pid)
         doomed = [node, *node.children(recursive=True)]
         # On one host whoever comes first starts the plane, which belongs to node 0 all the same.
-        planes = [process for process in doomed[1:] if "aegis_elastic.control.plane" in process.cmdline()]
+        planes = [
+            process for process in doomed[1:] if "aegis_elastic.control.host.supervisor" in process.cmdline()
+        ]
         spared = {process.pid for plane in planes for process in (plane, *plane.children(recursive=True))}
         doomed = [process for process in doomed if process.pid not in spared]
         moment = time.monotonic()

@@ -32,7 +32,7 @@ SPARES_READY = "warm spares ready: "
 MEASURED = Path(__file__).with_name("measured.py")
 # what stands in a command line, and what we call that
 PARTS = {
-    "aegis_elastic.control.plane": "plane: supervisor",
+    "aegis_elastic.control.host.supervisor": "plane: supervisor",
     "nats-server": "plane: nats-server",
     "aegis_elastic.control.main": "plane: master",
     "guard.py": "guard",

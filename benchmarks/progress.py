@@ -36,7 +36,8 @@ from aegis_elastic.worker.environment import prepare_env
 from aegis_elastic.worker.slot import SIZE, VARIABLE
 
 BLOCK_STEPS = 8
-# Where the launcher makes the slots (agents/shared_folder.py): a page of a file on a disk faults at times.
+# Where the launcher makes the slots (agents/watch/shared_folder.py): a page of a file on a disk faults at
+# times.
 SHARED = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 ROOT = Path(__file__).resolve().parent.parent
 _CALLS = """
@@ -110,7 +111,7 @@ taken, cpu_s = train(steps) if not blocks else ([0.0], 0.0)
 looks = 0.0
 if os.environ.get("AEGIS_PROGRESS"):
     from pathlib import Path
-    from aegis_elastic.agents.slots import SlotReader
+    from aegis_elastic.agents.watch.slots import SlotReader
     work = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / os.environ["RANK"]).work()
     looks = work.look_ns / 1e6 if work else 0.0
 if dist.get_rank() == 0:

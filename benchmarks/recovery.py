@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aegis_elastic.core import journal
+from aegis_elastic.core.accounts import journal
 from benchmarks import floor, peers
 from benchmarks.launchers import LAUNCHERS, LIBRARIES, NEVER, Job, Shape, outlive_orphans, wait
 from benchmarks.rows import CRASHES, FAULTS, Row, as_json, plan, table

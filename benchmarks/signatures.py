@@ -3,9 +3,9 @@
     python -m benchmarks.signatures --lines 200000 --json build/signatures.json
 
 The measured log is mixed as a training's is: progress, losses, NCCL's INFO at start-up, warnings, traceback
-frames, and faults among them. Its lines come from `tests/core/signature_lines.jsonl`, with new numbers in
-each, so that nothing can be remembered. The real lines (`--real`) are judged if they are there: as they are,
-with all their numbers changed, and with each source left out in turn.
+frames, and faults among them. Its lines come from `tests/core/diagnosis/signature_lines.jsonl`, with new
+numbers in each, so that nothing can be remembered. The real lines (`--real`) are judged if they are there: as
+they are, with all their numbers changed, and with each source left out in turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from aegis_elastic.core.signatures import UNKNOWN, Signature, Signatures, load
+from aegis_elastic.core.diagnosis.signatures import UNKNOWN, Signature, Signatures, load
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ROOT / "tests" / "core" / "signature_lines.jsonl"

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aegis_elastic.core import journal
+from aegis_elastic.core.accounts import journal
 from benchmarks.launchers import Job, Shape, outlive_orphans, wait
 from benchmarks.stamps import read
 

@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from proof import jobs, models, mutants, tlc, worlds
+from proof import jobs, worlds
 from proof.jobs import Job, Row
-from proof.models import Model
-from proof.survivors import ACCEPTED
+from proof.mutation import mutants
+from proof.mutation.survivors import ACCEPTED
+from proof.tla import models, tlc
+from proof.tla.models import Model
 
 _EVERYWHERE = ("RecoveryEnds", "JobEnds", "NoLostFailure", "QuitIsObeyed", "ExceededEnds", "BootEnds")
 _ABSENT = ("RecoveryEnds", "JobEnds", "MissingAreNotWaitedFor", "ExceededEnds")

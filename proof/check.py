@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
-from proof.facts import FACTS, stale_is_rejected
-from proof.invariants import INVARIANTS
-from proof.reliefs import RELIEFS
-from proof.remedies import REMEDIES, REMEDY_INVARIANTS
-from proof.seats import SEATS
-from proof.steps import STEPS, decides
+from proof.properties.facts import FACTS, stale_is_rejected
+from proof.properties.invariants import INVARIANTS
+from proof.properties.reliefs import RELIEFS
+from proof.properties.remedies import REMEDIES, REMEDY_INVARIANTS
+from proof.properties.seats import SEATS
+from proof.properties.steps import STEPS, decides
 from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (

@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 from aegis_elastic.core.machine import RULES
 from aegis_elastic.core.model import TERMINAL, Phase
-from proof import conform, hunt, induction, liveness, models, mutants, tlc, worlds
+from proof import induction, worlds
 from proof.check import PROPERTIES, check
 from proof.explore import Graph, explore
-from proof.liveness import Promise
-from proof.models import Model
+from proof.mutation import hunt, mutants
+from proof.properties import liveness
+from proof.properties.liveness import Promise
+from proof.tla import conform, models, tlc
+from proof.tla.models import Model
 from proof.worlds import World
 
 # Transitions that a rule makes under a name of their own.
@@ -164,7 +167,7 @@ def translation(module: str) -> Row:
     """The TLA+ in the module is what its PlusCal says."""
     begun = time.monotonic()
     same = tlc.translate(module) == (tlc.SPEC / f"{module}.tla").read_text(encoding="utf-8")
-    said = "up to date" if same else f"stale: run python -m proof.tlc {module}"
+    said = "up to date" if same else f"stale: run python -m proof.tla.tlc {module}"
     return Row(f"{module}.tla", "translation", 0, 0, time.monotonic() - begun, said, same)
 
 

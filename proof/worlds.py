@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aegis_elastic.core import recovery
+from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import (
     Act,
     Error,

@@ -2,7 +2,7 @@
 the job.
 
 The one exception is a rank that dies while the plane is out of reach: then the agents agree among themselves,
-through the incarnation's store (`agents.alone`), and tell the master when it is back.
+through the incarnation's store (`agents.standalone.unreported_ends`), and tell the master when it is back.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.agents import alone, requests
-from aegis_elastic.agents.alone import Ledger
 from aegis_elastic.agents.body import Outcome
-from aegis_elastic.agents.guard_client import GuardClient
-from aegis_elastic.agents.inbox import Signalled
+from aegis_elastic.agents.checks import requests
+from aegis_elastic.agents.events import AtEnd, Met, NextStore, PeersEnded
+from aegis_elastic.agents.guard.client import GuardClient
 from aegis_elastic.agents.independence import CLOSE_S, PLANE_RETURN_S, IndependentBody
-from aegis_elastic.agents.link import BusChanged, Farewell, Joined, NotJoined, Refused, RenewSelf
-from aegis_elastic.agents.news import AtEnd, Met, NextStore, PeersEnded
-from aegis_elastic.agents.ranks import RankGroup
-from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
-from aegis_elastic.agents.told import told, told_all
-from aegis_elastic.core.attribution import clues_of, says_fallback
-from aegis_elastic.core.messages import MessageType, ReportData
+from aegis_elastic.agents.mailbox import Signalled
+from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, StoreGone
+from aegis_elastic.agents.plane.link import BusChanged, Farewell, Joined, NotJoined, Refused, RenewSelf
+from aegis_elastic.agents.ranks.exit_text import told, told_all
+from aegis_elastic.agents.ranks.rank_group import RankGroup
+from aegis_elastic.agents.standalone import unreported_ends
+from aegis_elastic.agents.standalone.unreported_ends import Ledger
+from aegis_elastic.core.diagnosis.attribution import clues_of, says_fallback
 from aegis_elastic.core.model import Failure
-from aegis_elastic.core.orders import Action, Order
-from aegis_elastic.core.ranks import Seat
-from aegis_elastic.core.words import Look
+from aegis_elastic.core.protocol.directives import Look
+from aegis_elastic.core.protocol.messages import MessageType, ReportData
+from aegis_elastic.core.protocol.orders import Action, Order
+from aegis_elastic.core.rank_assignment import Seat
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class AegisElasticAgent(IndependentBody):
             logger.info("the plane ended incarnation %d, and its store is gone: %s", ranks.incarnation, error)
             return True
         if how != ENDED_BY_PLANE:
-            self._go_alone(alone.decode(how))
+            self._go_alone(unreported_ends.decode(how))
         return how == ENDED_BY_PLANE
 
     def _look_first(self, order: Order) -> None:

@@ -22,13 +22,14 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 
-from aegis_elastic.agents import requests, strays
-from aegis_elastic.agents.alone import Ledger
-from aegis_elastic.agents.checking import Checking
-from aegis_elastic.agents.fallback import Meeting
-from aegis_elastic.agents.fitness import Fitness
-from aegis_elastic.agents.forked import ChecksProcess
-from aegis_elastic.agents.guard_client import (
+from aegis_elastic.agents.checks import requests
+from aegis_elastic.agents.checks.forked_process import ChecksProcess
+from aegis_elastic.agents.checks.requests import CheckSettings
+from aegis_elastic.agents.checks.runner import Checking
+from aegis_elastic.agents.checks.spare_fitness import Fitness
+from aegis_elastic.agents.events import NextStore, PeersEnded
+from aegis_elastic.agents.guard import orphans
+from aegis_elastic.agents.guard.client import (
     Event,
     Exited,
     GatePassed,
@@ -39,22 +40,22 @@ from aegis_elastic.agents.guard_client import (
     SpareGone,
     Stopped,
 )
-from aegis_elastic.agents.inbox import Inbox
-from aegis_elastic.agents.link import Identity, PlaneLink
-from aegis_elastic.agents.looking import Looking
-from aegis_elastic.agents.news import NextStore, PeersEnded
-from aegis_elastic.agents.ranks import RankGroup
-from aegis_elastic.agents.requests import CheckSettings
-from aegis_elastic.agents.spares import SETTLE_S, Spares
-from aegis_elastic.agents.stores import Peers, Shelf, StoreGone
-from aegis_elastic.agents.torch_seam import SeamAgent
-from aegis_elastic.agents.watchers import MakeWatcher, Watched, Watchers
+from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.peers.stores import Peers, Shelf, StoreGone
+from aegis_elastic.agents.plane.link import Identity, PlaneLink
+from aegis_elastic.agents.ranks.rank_group import RankGroup
+from aegis_elastic.agents.ranks.torch_seam import SeamAgent
+from aegis_elastic.agents.ranks.warm_spares import SETTLE_S, Spares
+from aegis_elastic.agents.standalone.fallback import Meeting
+from aegis_elastic.agents.standalone.unreported_ends import Ledger
+from aegis_elastic.agents.watch.contract import MakeWatcher, Watched, Watchers
+from aegis_elastic.agents.watch.operator_checks import Looking
+from aegis_elastic.core.accounts.report import Report
 from aegis_elastic.core.events import Finding
-from aegis_elastic.core.messages import MessageType, ReportData, WirePhase
 from aegis_elastic.core.model import CheckResult, Failure
-from aegis_elastic.core.orders import WIRE_PHASE, Order
-from aegis_elastic.core.ranks import Seat
-from aegis_elastic.core.report import Report
+from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePhase
+from aegis_elastic.core.protocol.orders import WIRE_PHASE, Order
+from aegis_elastic.core.rank_assignment import Seat
 from aegis_elastic.worker.environment import prepare_env
 
 logger = logging.getLogger(__name__)
@@ -164,14 +165,14 @@ class NodeBody(SeamAgent):
 
     def _open_guard(self) -> Guard:
         """Whoever is to hold the ranks, anew. GuardError."""
-        strays.adopt()
+        orphans.adopt()
         return GuardClient.start(self._me.job)
 
     def _replace_guard(self) -> None:
         """The guard has died: end what it has left behind, and have another."""
         self._selector.unregister(self._guard)
         self._guard.close()
-        left = strays.end() if isinstance(self._guard, GuardClient) else ()
+        left = orphans.end() if isinstance(self._guard, GuardClient) else ()
         if left:
             logger.error("processes %s survive SIGKILL (in the kernel); going on without them", left)
         self._guard = self._open_guard()

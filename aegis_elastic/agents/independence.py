@@ -1,8 +1,9 @@
 """What an agent does when there is no control plane to follow: for a while, for good, or from the start.
 
 For a while: a rank dies and no master hears of it; the agents end the incarnation together through its store
-(`agents.alone`), start the next one, and tell the master when it is back. From the start: too few could
-reach a master in time, so everybody runs as one ordinary torchelastic world (`agents.fallback`).
+(`agents.standalone.unreported_ends`), start the next one, and tell the master when it is back. From the
+start: too few could reach a master in time, so everybody runs as one ordinary torchelastic world
+(`agents.standalone.fallback`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import logging
 import time
 from typing import Any
 
-from aegis_elastic.agents import alone
 from aegis_elastic.agents.body import NodeBody
-from aegis_elastic.agents.fallback import Fallback
-from aegis_elastic.agents.news import AtEnd, Met
-from aegis_elastic.agents.stores import ENDED_BY_PLANE, StoreGone
+from aegis_elastic.agents.events import AtEnd, Met
+from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, StoreGone
+from aegis_elastic.agents.standalone import unreported_ends
+from aegis_elastic.agents.standalone.fallback import Fallback
 from aegis_elastic.core.events import Finding
-from aegis_elastic.core.messages import IndependentEnd, MessageType, ReportData
 from aegis_elastic.core.model import CheckResult
-from aegis_elastic.core.orders import Action, Order
+from aegis_elastic.core.protocol.messages import IndependentEnd, MessageType, ReportData
+from aegis_elastic.core.protocol.orders import Action, Order
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class IndependentBody(NodeBody):
         data = self._said[1]
         proposal = self._ledger.propose(order, self._me.worker, data.reason, data.failures)
         try:
-            how = peers.claim(alone.encode(proposal))
+            how = peers.claim(unreported_ends.encode(proposal))
         except StoreGone as error:
             self._leave(
                 1, f"{data.reason}; neither the control plane nor the other nodes can be reached: {error}"
@@ -85,13 +86,13 @@ class IndependentBody(NodeBody):
                 PLANE_RETURN_S, lambda: self._leave(1, f"{data.reason}; the control plane did not come back")
             )
             return
-        self._go_alone(alone.decode(how))
+        self._go_alone(unreported_ends.decode(how))
 
     def _on_peers_ended(self, how: str) -> None:
         if how == ENDED_BY_PLANE:
             return  # The order that says so is on its way, or here.
         try:
-            self._go_alone(alone.decode(how))
+            self._go_alone(unreported_ends.decode(how))
         except ValueError as error:
             logger.error("%s", error)
 
@@ -129,7 +130,7 @@ class IndependentBody(NodeBody):
         if not address or order is None:
             self._leave(1, "cannot restart together: the first node did not say where to meet")
             return
-        following = alone.next_order(order, address)
+        following = unreported_ends.next_order(order, address)
         seat = self._seat(following)
         if seat is None:
             return

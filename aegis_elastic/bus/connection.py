@@ -17,10 +17,10 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from aegis_elastic.bus import names, tls
+from aegis_elastic.bus import subjects, tls
+from aegis_elastic.bus.client import PING_INTERVAL_S, Link, retry_s
 from aegis_elastic.bus.credentials import Credentials
 from aegis_elastic.bus.errors import BusClosed, BusError, BusRefused, BusUnavailable, BusUsage
-from aegis_elastic.bus.link import PING_INTERVAL_S, Link, retry_s
 from aegis_elastic.bus.outbox import Outbox
 from aegis_elastic.bus.subscription import Callback, Message, Subscription, check_message
 
@@ -156,7 +156,7 @@ class BusConnection:
         Whoever sends a message chooses the reply subject: without the look at it, a worker could have the
         master publish to another job.
         """
-        if not names.is_inbox(message.reply):
+        if not subjects.is_inbox(message.reply):
             if message.reply:
                 logger.warning("no answer to %s on %s: not an inbox", message.subject, message.reply)
             return False

@@ -21,7 +21,7 @@ import nkeys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from aegis_elastic.bus import names
+from aegis_elastic.bus import subjects
 from aegis_elastic.bus.errors import BusError
 
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
@@ -200,8 +200,12 @@ def worker_jwt(
 
     `expires_s` counts from now. ValueError if `user_public_key` is not the public half of a user's NKey.
     """
-    hears = [names.order_all(ns, job), names.order(ns, job, worker), names.inbox(user_public_key) + ".>"]
-    return _user(keys.account, user_public_key, worker, expires_s, hears, [names.report(ns, job, worker)])
+    hears = [
+        subjects.order_all(ns, job),
+        subjects.order(ns, job, worker),
+        subjects.inbox(user_public_key) + ".>",
+    ]
+    return _user(keys.account, user_public_key, worker, expires_s, hears, [subjects.report(ns, job, worker)])
 
 
 def check_worker(
@@ -218,7 +222,7 @@ def check_worker(
         says = claims["nats"].get("pub", {}).get("allow", [])
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, InvalidSignature):
         raise NotThisWorker("the JWT is none of this control plane") from None
-    if says != [names.report(ns, job, worker)]:
+    if says != [subjects.report(ns, job, worker)]:
         raise NotThisWorker(f"the JWT is not that of {worker!r} in this job")
     if time.time() >= until_s or issued_s <= keys.revocations.get(public, -1):
         raise NotThisWorker("the JWT has run out, or was revoked")
@@ -273,7 +277,7 @@ def write_private(path: Path, content: bytes) -> None:
 def _user(
     account: NKey, public: str, name: str, expires_s: float, hears: Sequence[str], says: Sequence[str]
 ) -> str:
-    names.inbox(public)  # rejects what is not a user's public key
+    subjects.inbox(public)  # rejects what is not a user's public key
     if not expires_s > 0:
         raise ValueError(
             f"cannot make a JWT that expires in {expires_s} s: want a positive number of seconds"

@@ -29,8 +29,8 @@ import sys
 import msgspec
 
 from aegis_elastic.checks import runner
-from aegis_elastic.checks.frame import die_with_parent
-from aegis_elastic.checks.request import CheckRequest
+from aegis_elastic.checks.contract.child_process import die_with_parent
+from aegis_elastic.checks.contract.request import CheckRequest
 
 
 def main(argv: list[str]) -> int:

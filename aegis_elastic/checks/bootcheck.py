@@ -14,11 +14,12 @@ import pynvml
 import torch
 import torch.distributed as dist
 
-from aegis_elastic.checks import frame, gpu
-from aegis_elastic.checks.budgets import budget_s
-from aegis_elastic.checks.frame import Note, Outcome, Scalar, failed, passed
-from aegis_elastic.checks.request import CheckRequest, World
-from aegis_elastic.checks.world import WorldError, process_group
+from aegis_elastic.checks.collective.process_group import WorldError, process_group
+from aegis_elastic.checks.contract import child_process
+from aegis_elastic.checks.contract.budgets import budget_s
+from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.contract.request import CheckRequest, World
+from aegis_elastic.checks.gpu import check
 from aegis_elastic.core.model import CheckResult
 
 # Distribution names whose differing versions have broken runs; read from metadata, because importing them
@@ -83,7 +84,7 @@ def _cudnn_version() -> str | None:
 def _driver_version() -> str | None:
     try:
         pynvml.nvmlInit()
-        return gpu.driver_version()
+        return check.driver_version()
     except pynvml.NVMLError:
         return None  # no driver: the record says just that, and whether it should be there is gpu's question
 
@@ -97,8 +98,10 @@ def health(request: CheckRequest, note: Note) -> Outcome:
     seconds = budget_s("health", request.budgets_s) * 0.95
     ranks = [world.rank_offset + index for index in range(world.local_world_size)]
     note(f"waiting for ranks {ranks[0]} to {ranks[-1]}")
-    tasks = [frame.task(f"rank {rank}", partial(_rank, world, rank, seconds), seconds) for rank in ranks]
-    return _merge(world, list(frame.run(tasks)))
+    tasks = [
+        child_process.task(f"rank {rank}", partial(_rank, world, rank, seconds), seconds) for rank in ranks
+    ]
+    return _merge(world, list(child_process.run(tasks)))
 
 
 def _merge(world: World, results: list[CheckResult]) -> Outcome:

@@ -21,9 +21,9 @@ import msgspec
 import pynvml
 import torch
 
-from aegis_elastic.checks.burn_words import Progress, Request, Said
-from aegis_elastic.checks.frame import die_with_parent
-from aegis_elastic.checks.nvml import ask
+from aegis_elastic.checks.contract.burn_protocol import Progress, Request, Said
+from aegis_elastic.checks.contract.child_process import die_with_parent
+from aegis_elastic.checks.gpu.nvml import ask
 from aegis_elastic.core.model import CheckResult
 
 # Side of the square matrices: large enough to keep every unit busy, small enough to look at often.

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from aegis_elastic.checks import frame
-from aegis_elastic.checks.budgets import CHEAP, IMPORT_BUDGET_S, TORCH, budget_s
-from aegis_elastic.checks.frame import Channel, Note, Outcome, Task
-from aegis_elastic.checks.request import CheckRequest
+from aegis_elastic.checks.contract import child_process
+from aegis_elastic.checks.contract.budgets import CHEAP, IMPORT_BUDGET_S, TORCH, budget_s
+from aegis_elastic.checks.contract.child_process import Channel, Note, Outcome, Task
+from aegis_elastic.checks.contract.request import CheckRequest
 from aegis_elastic.core.model import CheckResult
 
 Check = Callable[[CheckRequest, Note], Outcome]
@@ -22,7 +22,7 @@ def run(request: CheckRequest) -> Iterator[CheckResult]:
     in_torch = tuple(name for name in TORCH if name in request.checks)
     if in_torch:
         tasks.append(_torch_task(in_torch, request))
-    return frame.run(tasks)
+    return child_process.run(tasks)
 
 
 def load() -> None:
@@ -37,27 +37,29 @@ def load() -> None:
 
 def _cheap_task(name: str, request: CheckRequest) -> Task:
     # The module is imported in the child: a broken library then breaks one check, and five imports overlap.
-    return frame.task(name, lambda note: _cheap_check(name)(request, note), budget_s(name, request.budgets_s))
+    return child_process.task(
+        name, lambda note: _cheap_check(name)(request, note), budget_s(name, request.budgets_s)
+    )
 
 
 def _cheap_check(name: str) -> Check:
     if name == "io":
-        from aegis_elastic.checks import io
+        from aegis_elastic.checks.host import io
 
         return io.check
     if name == "gpu":
-        from aegis_elastic.checks import gpu
+        from aegis_elastic.checks.gpu import check
 
-        return gpu.check
+        return check.check
     if name == "runtime":
-        from aegis_elastic.checks import runtime
+        from aegis_elastic.checks.host import runtime
 
         return runtime.check
     if name == "rdma":
-        from aegis_elastic.checks import rdma
+        from aegis_elastic.checks.host import rdma
 
         return rdma.check
-    from aegis_elastic.checks import hang
+    from aegis_elastic.checks.host import hang
 
     return hang.check
 
@@ -76,7 +78,8 @@ def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:
         os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         # A refused connection is our finding; torch's C++ stack about it on the job's terminal helps nobody.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-        from aegis_elastic.checks import allreduce, bootcheck
+        from aegis_elastic.checks import bootcheck
+        from aegis_elastic.checks.collective import allreduce
 
         checks: dict[str, Check] = {
             "env": bootcheck.environment,
@@ -86,9 +89,9 @@ def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:
         }
         for name in names:
             check, seconds = checks[name], budget_s(name, request.budgets_s)
-            channel.extend(seconds + 2 * frame.KILL_WAIT_S)
+            channel.extend(seconds + 2 * child_process.KILL_WAIT_S)
             channel.note(f"running {name}")
-            for result in frame.run([frame.task(name, partial(check, request), seconds)]):
+            for result in child_process.run([child_process.task(name, partial(check, request), seconds)]):
                 channel.result(result)
 
     return Task(run_in_turn, IMPORT_BUDGET_S, names)

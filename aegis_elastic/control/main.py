@@ -21,27 +21,27 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.bus import advisories, credentials, names, tls
+from aegis_elastic.bus import advisories, credentials, subjects, tls
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message
-from aegis_elastic.control import config as plane_config
-from aegis_elastic.control import guardian, record_desk
-from aegis_elastic.control.boundaries import BoundaryDesk
-from aegis_elastic.control.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
-from aegis_elastic.control.doors import AddressTaken, Doors
-from aegis_elastic.control.inquests import InquestDesk
-from aegis_elastic.control.keeper import Fenced, Keeper
-from aegis_elastic.control.looks import LookDesk
+from aegis_elastic.control.controllers import platform_record, storm_guard
+from aegis_elastic.control.controllers.checkpoints import BoundaryDesk
+from aegis_elastic.control.controllers.monitoring import Monitoring
+from aegis_elastic.control.controllers.operator_checks import LookDesk
+from aegis_elastic.control.controllers.post_mortems import InquestDesk
+from aegis_elastic.control.controllers.progress import PaceDesk
+from aegis_elastic.control.controllers.spares import SpareDesk
+from aegis_elastic.control.host import config as plane_config
+from aegis_elastic.control.host.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
+from aegis_elastic.control.host.grpc_server import AddressTaken, Doors
+from aegis_elastic.control.job_record import Fenced, Keeper
 from aegis_elastic.control.master import Master
-from aegis_elastic.control.monitoring import Monitoring
-from aegis_elastic.control.pace import PaceDesk
-from aegis_elastic.control.performer import Journal, Performer, set_aside
-from aegis_elastic.control.spare_desk import SpareDesk
+from aegis_elastic.control.publisher import Journal, Performer, set_aside
+from aegis_elastic.core.detection.liveness import Patience
 from aegis_elastic.core.events import Requeued
-from aegis_elastic.core.liveness import Patience
-from aegis_elastic.observe.desk import MetricsDesk
+from aegis_elastic.observe.controller import MetricsDesk
 from aegis_elastic.store.contract import StoreUnavailable
 from aegis_elastic.store.jetstream import JetStreamStore, bucket_name
 
@@ -97,7 +97,7 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
         spec = master.status.spec
         await system.subscribe(advisories.CONNECTS, on_connect)
         await system.subscribe(advisories.DISCONNECTS, on_disconnect)
-        await bus.subscribe(names.report_wildcard(spec.namespace, spec.job_name), master.on_report)
+        await bus.subscribe(subjects.report_wildcard(spec.namespace, spec.job_name), master.on_report)
         token = secrets.token_hex(16)
         secret = config.secret.encode() or None
         doors = Doors(certificate, secret, token, master.greet, master.admin, monitoring.take, keys)
@@ -177,11 +177,11 @@ async def _make_master(
     pace["untold_s"] = config.policy.guard.heartbeat_stale_s
     master.desks.add(PaceDesk(master.feed, **pace, moved=master.note_moved))
     fresh = begun.name == "create"
-    guardian.sit_down(master.desks, master.feed, spec, config, store, fresh=fresh)
+    storm_guard.sit_down(master.desks, master.feed, spec, config, store, fresh=fresh)
     monitoring = Monitoring(master.feed, begun.status)
     master.desks.add(monitoring)
     if config.nodes.record:
-        record_desk.sit_down(master.desks, master.feed, config.nodes.record, config.host)
+        platform_record.sit_down(master.desks, master.feed, config.nodes.record, config.host)
     if config.metrics_port is not None:
         metrics = MetricsDesk(lambda: monitoring.usage, book.lines)
         master.desks.add(metrics)

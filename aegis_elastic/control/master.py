@@ -18,18 +18,20 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.bus import names
-from aegis_elastic.bus.contact import Hello, Welcome
+from aegis_elastic.bus import subjects
+from aegis_elastic.bus.contact.first_contact import Hello, Welcome
 from aegis_elastic.bus.subscription import Message as BusMessage
-from aegis_elastic.control.arrivals import Arrivals, check_speaker
-from aegis_elastic.control.asked import Asked
-from aegis_elastic.control.clock import SteadyClock
-from aegis_elastic.control.desks import Decided, Desks
-from aegis_elastic.control.doors import Refused
-from aegis_elastic.control.keeper import Keeper
-from aegis_elastic.control.performer import STATUS_FILE, Journal, Performer, write_if_it_goes
-from aegis_elastic.control.roll import Roll
-from aegis_elastic.core import messages, orders, words
+from aegis_elastic.control.controllers.contract import Decided, Desks
+from aegis_elastic.control.controllers.operator_actions import Asked
+from aegis_elastic.control.host.clock import SteadyClock
+from aegis_elastic.control.host.grpc_server import Refused
+from aegis_elastic.control.job_record import Keeper
+from aegis_elastic.control.membership import Roll
+from aegis_elastic.control.publisher import STATUS_FILE, Journal, Performer, write_if_it_goes
+from aegis_elastic.control.reports import Arrivals, check_speaker
+from aegis_elastic.core.accounts.journal import Adopt, Create
+from aegis_elastic.core.accounts.status_view import beside_training, status_view
+from aegis_elastic.core.detection.liveness import AWAY, Patience
 from aegis_elastic.core.events import (
     Close,
     Dismiss,
@@ -56,12 +58,10 @@ from aegis_elastic.core.events import (
     Unmark,
     Untaint,
 )
-from aegis_elastic.core.journal import Adopt, Create
-from aegis_elastic.core.liveness import AWAY, Patience
 from aegis_elastic.core.machine import Transition, step
-from aegis_elastic.core.messages import BadMessage, Message, ReportData
 from aegis_elastic.core.model import TERMINAL, Phase, Status
-from aegis_elastic.core.view import beside_training, status_view
+from aegis_elastic.core.protocol import directives, messages, orders
+from aegis_elastic.core.protocol.messages import BadMessage, Message, ReportData
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Master:
                 f"this control plane serves job {spec.job_name!r} of namespace {spec.namespace!r}"
             )
         # A key that is none is found out before its bearer has a seat.
-        names.inbox(hello.user_public_key)
+        subjects.inbox(hello.user_public_key)
         await self._arrivals.no_rival(hello.worker, hello.uid)
         risk = await self.desks.before_join(hello.node_name)
         who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
@@ -274,11 +274,13 @@ class Master:
     def _recall(self, message: Message) -> None:
         pod = self._status.pod(message.pod_name)
         if self._status.phase in TERMINAL:
-            word: words.Word = words.Dismissal(message.uid, f"the job has ended: {self._status.phase.value}")
+            word: directives.Word = directives.Dismissal(
+                message.uid, f"the job has ended: {self._status.phase.value}"
+            )
         elif pod is not None and pod.renew and (pod.gone, pod.uid) == (True, message.uid):
-            word = words.Renew(message.uid, pod.renew)  # It was told, but the bus may lose anything.
+            word = directives.Renew(message.uid, pod.renew)  # It was told, but the bus may lose anything.
         else:
-            word = words.Recall(message.uid, "the master doesn't know this agent")
+            word = directives.Recall(message.uid, "the master doesn't know this agent")
         self._later(self._performer.say(message.pod_name, word))
 
     # ------------------------------------------------------------ the loop
@@ -386,7 +388,7 @@ class Master:
             answer = self._answers.pop(effect.uid, None)
             if answer is not None and not answer.done():
                 answer.set_result(effect.reason)
-            await self._performer.say(effect.worker, words.Dismissal(effect.uid, effect.reason))
+            await self._performer.say(effect.worker, directives.Dismissal(effect.uid, effect.reason))
         elif isinstance(effect, Remake):
             logger.warning("made anew: %s (%s)", ", ".join(effect.machines), effect.reason)
         elif isinstance(effect, RecordErrorNode):
@@ -394,7 +396,7 @@ class Master:
         elif isinstance(effect, Page):
             logger.warning("a human is wanted: %s", effect.text)
         elif isinstance(effect, Renew):
-            await self._performer.say(effect.worker, words.Renew(effect.uid, effect.reason))
+            await self._performer.say(effect.worker, directives.Renew(effect.uid, effect.reason))
         elif effect.seq_num == self._status.seq_num and self._status.phase not in TERMINAL:
             # An order that another has overtaken is not worth sending, and `_close` sends the last one: after
             # the report, which agents that have left can't hear.
@@ -432,7 +434,7 @@ class Master:
         for worker, uid, public_key in self._roll.due_for_renewal(soon):
             jwt, until_s = self._make_jwt(worker, public_key)
             self._roll.note_jwt(uid, public_key, until_s)
-            await self._performer.say(worker, words.Renewal(uid, jwt))
+            await self._performer.say(worker, directives.Renewal(uid, jwt))
 
     def _tell_plane(self) -> None:
         status = self._status

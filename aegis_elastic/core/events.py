@@ -30,7 +30,8 @@ class Join(_Event, tag="join", frozen=True, rename="camel"):
     """An agent made first contact. A known `worker` with another `uid` is that agent's next life.
 
     `nproc` training processes; `ordinal` the node rank that the user gave (-1: none); `node_ip` numeric;
-    `risk` the node's score over jobs (`core.nodes`, 0: clean), by which waiting spares are in line.
+    `risk` the node's score over jobs (`core.policy.node_records`, 0: clean), by which waiting spares are in
+    line.
     """
 
     worker: str
@@ -94,9 +95,9 @@ class Started(_Event, tag="started", frozen=True, rename="camel"):
 class Error(_Event, tag="error", frozen=True, rename="camel"):
     """Training failed on a worker whose agent lives.
 
-    `clues` are codes that troubleshooting may need (`core.recovery`); `timings_s` has "detect_s", from the
-    death of the process to this report. `clock`: between which seconds the master's clock is ahead of that
-    node's (`core.clocks`), None if that isn't known.
+    `clues` are codes that troubleshooting may need (`core.diagnosis.recovery`); `timings_s` has "detect_s",
+    from the death of the process to this report. `clock`: between which seconds the master's clock is ahead
+    of that node's (`core.diagnosis.clocks`), None if that isn't known.
     """
 
     worker: str
@@ -288,7 +289,9 @@ EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
 
 class Publish(msgspec.Struct, frozen=True, tag_field="type", tag="publish", rename="camel"):
-    """Send the order that the new status wants (`core.orders.wanted`), and repeat it until acknowledged."""
+    """Send the order that the new status wants (`core.protocol.orders.wanted`), and repeat it until
+    acknowledged.
+    """
 
     step: int
     seq_num: int

@@ -154,12 +154,13 @@ def _pod_name(field: str) -> str:
 class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     """One worker: an agent and the training processes it manages.
 
-    Its place in `Status.pods` is its group rank. `risk`: the score of its node when it came (`core.nodes`);
-    `fit`: it was checked while it waited as a spare. The fields from `gone` on are facts that have arrived
-    and that the next `Reconcile` will act upon: `gone` (no live agent), `restarted` (the agent was lost or
-    replaced), `failed` (the first Error of this incarnation is ours), `faulty` (code of the failing check
-    for which this node must leave), `renew` (why this agent must execute itself again; while it is `gone`,
-    too, it is doing that), `relieve` (why a spare would be better here, as long as one is fit).
+    Its place in `Status.pods` is its group rank. `risk`: the score of its node when it came
+    (`core.policy.node_records`); `fit`: it was checked while it waited as a spare. The fields from `gone` on
+    are facts that have arrived and that the next `Reconcile` will act upon: `gone` (no live agent),
+    `restarted` (the agent was lost or replaced), `failed` (the first Error of this incarnation is ours),
+    `faulty` (code of the failing check for which this node must leave), `renew` (why this agent must execute
+    itself again; while it is `gone`, too, it is doing that), `relieve` (why a spare would be better here, as
+    long as one is fit).
     """
 
     name: str

@@ -20,22 +20,26 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from aegis_elastic.agents.agent import AegisElasticAgent
 from aegis_elastic.agents.body import Outcome, Settings
-from aegis_elastic.agents.fallback import Meeting
-from aegis_elastic.agents.fitness import SPARE_CHECKS
-from aegis_elastic.agents.forked import ForkedChecks
-from aegis_elastic.agents.inbox import Inbox, Signalled, SignalsToInbox
-from aegis_elastic.agents.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
-from aegis_elastic.agents.requests import CheckSettings
-from aegis_elastic.agents.torch_seam import JobIdentity, command_of, run_log_dir
-from aegis_elastic.bus.secret import SecretError, find_secret
-from aegis_elastic.control import hosts, places, worker_names
-from aegis_elastic.control.config import NodesConfig, PlaneConfig
-from aegis_elastic.control.errors import LaunchError, UsageError
+from aegis_elastic.agents.checks.forked_process import ForkedChecks
+from aegis_elastic.agents.checks.requests import CheckSettings
+from aegis_elastic.agents.checks.spare_fitness import SPARE_CHECKS
+from aegis_elastic.agents.mailbox import Inbox, Signalled, SignalsToInbox
+from aegis_elastic.agents.plane.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
+from aegis_elastic.agents.ranks.torch_seam import JobIdentity, command_of, run_log_dir
+from aegis_elastic.agents.standalone.fallback import Meeting
+from aegis_elastic.bus.contact.secret import SecretError, find_secret
+from aegis_elastic.control.host import addresses, run_directories, worker_names
+from aegis_elastic.control.host.config import NodesConfig, PlaneConfig
+from aegis_elastic.control.host.errors import LaunchError, UsageError
+from aegis_elastic.control.host.plane_process import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.control.isolation import api_server, drivers
-from aegis_elastic.control.plane_host import Embryo, PlaneFailed, PlaneHost, PortTaken
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.launch import admin, bus_flags, probation, renewal, screen, slurm, watching
-from aegis_elastic.launch.options import Options
+from aegis_elastic.launch import reexec, watchers
+from aegis_elastic.launch.ctl import admin_client, probation
+from aegis_elastic.launch.flags import bus
+from aegis_elastic.launch.flags.options import Options
+from aegis_elastic.launch.screens import final_report
+from aegis_elastic.launch.slurm import allocation
 
 logger = logging.getLogger(__name__)
 
@@ -69,20 +73,20 @@ class Launcher:
         """
         self._embryo = embryo
         self._checks = checks
-        self._given = renewal.descriptors()
-        self._legacy = renewal.take(os.environ)
+        self._given = reexec.descriptors()
+        self._legacy = reexec.take(os.environ)
         if self._legacy is not None:
             self._given -= {self._legacy.lock, self._legacy.hold}
-            options = renewal.same_job(options, self._legacy)
+            options = reexec.same_job(options, self._legacy)
         self._options = options
         self._environment = environment
-        self._address = hosts.resolve(options.endpoint.host)
-        self._ours = hosts.is_ours(self._address)
+        self._address = addresses.resolve(options.endpoint.host)
+        self._ours = addresses.is_ours(self._address)
         # Where the plane is, and whether we serve it: at the endpoint, unless it stands by itself.
         self._plane_at = options.aegis.plane or (options.endpoint.host, options.endpoint.port)
         self._serves = self._ours and options.aegis.plane is None
         self._node_ip = options.config.local_addr or (
-            self._address if self._ours else hosts.address_towards(self._address)
+            self._address if self._ours else addresses.address_towards(self._address)
         )
         self._secret = self._find_secret()
         self._host: PlaneHost | None = None
@@ -100,19 +104,19 @@ class Launcher:
             probation.stand(about.state_dir, about.store, about.probation_burn_s, inbox, narrate)
             if self._legacy is not None and self._legacy.hold >= 0:
                 os.close(self._legacy.hold)  # It has been taken up, or has ended.
-            numeric = hosts.resolve(self._plane_at[0])
+            numeric = addresses.resolve(self._plane_at[0])
             link = PlaneLink(
                 self._identity(name.text),
                 # By its name, which may lead to another address when its host is replaced. Our own won't be.
                 (numeric if self._serves else self._plane_at[0], port),
                 self._secret,
                 inbox,
-                parks=slurm.in_step(),
+                parks=allocation.in_step(),
             )
             agent = self._agent(link, inbox, frozenset(int(number) for number in signals), port)
             if failed:
                 # Our own plane is broken and nobody else will serve one: don't make training wait for it.
-                from aegis_elastic.agents.link import NotJoined
+                from aegis_elastic.agents.plane.link import NotJoined
 
                 inbox.put(NotJoined(failed))
             else:
@@ -144,9 +148,9 @@ class Launcher:
         hold = self._host.hold if self._host is not None else -1
         run_id = options.config.run_id
         if not signals:
-            legacy = renewal.Legacy(name.text, name.lock, hold, options.job_name, run_id, port)
+            legacy = reexec.Legacy(name.text, name.lock, hold, options.job_name, run_id, port)
             try:
-                renewal.execute(legacy, self._given)
+                reexec.execute(legacy, self._given)
             except OSError as error:
                 why = str(error)
         if self._host is not None:
@@ -162,9 +166,9 @@ class Launcher:
         if outcome.code != 128 + signal.SIGINT or not alone or self._host is None:
             return
         try:
-            way = admin.load(self._host.run_dir)
+            way = admin_client.load(self._host.run_dir)
             if way is not None:
-                admin.call(way, "quit", {"reason": "interrupted by SIGINT"}, timeout_s=QUIT_TIMEOUT_S)
+                admin_client.call(way, "quit", {"reason": "interrupted by SIGINT"}, timeout_s=QUIT_TIMEOUT_S)
         except LaunchError as error:
             logger.warning("the job's record stays open, and a next start goes on with it: %s", error)
 
@@ -210,11 +214,13 @@ class Launcher:
             return self._plane_at[1], str(error)
         options = self._options
         try:
-            places.register(options.namespace, options.job_name, self._host.generation, self._host.run_dir)
+            run_directories.register(
+                options.namespace, options.job_name, self._host.generation, self._host.run_dir
+            )
         except UsageError as error:
             logger.warning("aegisctl won't find this job by its name: %s", error)
         again = ", continued" if self._host.resumed else ""
-        listens = hosts.resolve(self._plane_at[0])
+        listens = addresses.resolve(self._plane_at[0])
         bound = "" if listens.startswith("127.") else f"; the control plane listens on {listens}"
         kept = options.aegis.store or options.aegis.state_dir
         taints = f"taints are kept in {kept}" if kept else "taints end with the job"
@@ -226,7 +232,7 @@ class Launcher:
 
     def _plane_config(self) -> PlaneConfig:
         options, aegis = self._options, self._options.aegis
-        job_dir = places.job_dir(options.namespace, options.job_name)
+        job_dir = run_directories.job_dir(options.namespace, options.job_name)
         spec = JobSpec(
             job_name=options.job_name,
             namespace=options.namespace,
@@ -240,11 +246,11 @@ class Launcher:
             join_timeout_s=options.join_timeout_s,
             last_call_s=options.last_call_s,
             rejoin_timeout_s=aegis.rejoin_timeout_s,
-            requeue=aegis.requeue == "on" or (aegis.requeue == "auto" and slurm.in_step()),
+            requeue=aegis.requeue == "on" or (aegis.requeue == "auto" and allocation.in_step()),
         )
         return PlaneConfig(
             directory=str(job_dir / "plane"),
-            host=hosts.resolve(self._plane_at[0]),
+            host=addresses.resolve(self._plane_at[0]),
             port=self._plane_at[1],
             spec=spec,
             job_dir=str(job_dir),
@@ -253,13 +259,13 @@ class Launcher:
             resume=not options.anonymous,
             linger_s=aegis.plane_linger_s,
             silent_s=aegis.lost_timeout_s,
-            hosts=(hosts.resolve(self._plane_at[0]), socket.gethostname()),
+            hosts=(addresses.resolve(self._plane_at[0]), socket.gethostname()),
             fail_fast=aegis.fail_fast,
             metrics_host=aegis.metrics_host,
             metrics_port=aegis.metrics_port,
             hang_after_s=aegis.hang_after_s,
             nodes=self._nodes_config(),
-            bus=bus_flags.read(aegis.bus, aegis.bus_keys, aegis.bus_ca),
+            bus=bus.read(aegis.bus, aegis.bus_keys, aegis.bus_ca),
             policy=aegis.policy,
             notify=aegis.notify,
             check_paths={kind: str(path) for kind, path in aegis.check_paths.items()},
@@ -296,7 +302,9 @@ class Launcher:
         # node and that lives here, what is started is another job on the same port.
         alone = options.anonymous and options.config.max_nodes == 1
         chosen = wanted != socket.gethostname() or alone
-        return worker_names.held(places.job_dir(options.namespace, options.job_name), wanted, chosen=chosen)
+        return worker_names.held(
+            run_directories.job_dir(options.namespace, options.job_name), wanted, chosen=chosen
+        )
 
     def _beside_the_logs(self) -> Path | None:
         """Where the user keeps the logs of the ranks, ours are looked for too."""
@@ -313,11 +321,11 @@ class Launcher:
             job=options.job_name,
             worker=worker,
             uid=uuid.uuid4().hex,
-            node_name=hosts.node_name(),
+            node_name=addresses.node_name(),
             node_ip=self._node_ip,
             nproc=options.config.nproc_per_node,
             ordinal=-1 if options.node_rank is None else options.node_rank,
-            attempt=slurm.restarts(),
+            attempt=allocation.restarts(),
         )
 
     def _agent(self, link: PlaneLink, inbox: Inbox, signals: frozenset[int], port: int) -> AegisElasticAgent:
@@ -360,7 +368,7 @@ class Launcher:
                 options.aegis.gpus_per_node,
             ),
             isolate_exit_code=options.aegis.isolate_exit_code,
-            watchers=watching.makers(options, link),
+            watchers=watchers.makers(options, link),
         )
         assert config.logs_specs is not None
         return self.agent_type(
@@ -380,7 +388,7 @@ class Launcher:
         options = self._options
         if outcome.report is not None:
             if self._ours:
-                screen.show(outcome.report, options.job_name, file=sys.stderr)
+                final_report.show(outcome.report, options.job_name, file=sys.stderr)
             else:
                 narrate(f"{outcome.report.outcome}: {outcome.report.summary}")
                 for doubt in outcome.report.doubts:

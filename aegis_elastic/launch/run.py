@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from aegis_elastic.launch import init
+from aegis_elastic.launch import process_one
 from aegis_elastic.worker.environment import set_for_ourselves
 
 
@@ -19,26 +19,26 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
         code = _stand_aside(words, passes_local_rank)
         if code is not None:
             return code
-    init.take_duty()
+    process_one.take_duty()
     # torch's C++ warns about every store that waits in vain, which is how we wait.
     # A math library whose threads are made at import would keep us from forking the first checks.
     set_for_ourselves(
         os.environ, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE", OPENBLAS_NUM_THREADS="1"
     )
-    from aegis_elastic.control.errors import LaunchError
-    from aegis_elastic.launch import ahead
+    from aegis_elastic.control.host.errors import LaunchError
+    from aegis_elastic.launch import early_start
 
     # The plane imports its half while we import ours: torch, a second or more. One whom level 2 has executed
     # again has its plane.
-    embryo = ahead.start_plane(words) if "AEGIS_RENEWED" not in os.environ else None
+    embryo = early_start.start_plane(words) if "AEGIS_RENEWED" not in os.environ else None
     checks, waits, code = None, False, 0
     try:
-        from aegis_elastic.agents.forked import fork_checks
-        from aegis_elastic.launch import options
+        from aegis_elastic.agents.checks.forked_process import fork_checks
+        from aegis_elastic.launch.flags import options
 
         parsed = options.parse(words, passes_local_rank=passes_local_rank)
         if parsed.torch_args.aegis_explain_flags:
-            from aegis_elastic.launch.explain import explain
+            from aegis_elastic.launch.flags.explain import explain
 
             print(explain(words, parsed, passes_local_rank=passes_local_rank))
             return 0
@@ -75,19 +75,19 @@ def _waits_in_vain() -> bool:
     """
     import threading
 
-    from aegis_elastic.agents.stores import THREADS
+    from aegis_elastic.agents.peers.stores import THREADS
 
     return any(thread.name in THREADS for thread in threading.enumerate())
 
 
 def _stand_aside(words: list[str], passes_local_rank: bool) -> int | None:
     """Become the stock launcher if that is wanted. Returns only if it isn't (None), or if it can't be."""
-    from aegis_elastic.control.errors import LaunchError
-    from aegis_elastic.launch import off
+    from aegis_elastic.control.host.errors import LaunchError
+    from aegis_elastic.launch import stock
 
     try:
-        if off.asked():
-            off.execute(words, passes_local_rank=passes_local_rank)
+        if stock.asked():
+            stock.execute(words, passes_local_rank=passes_local_rank)
     except (LaunchError, OSError) as error:
         sys.stderr.write(f"aegis-run: {error}\n")
         return getattr(error, "exit_code", 2)

@@ -13,11 +13,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from aegis_elastic.core.accounts.post_mortem import Inquest
+from aegis_elastic.core.detection.samples import Usage
 from aegis_elastic.core.events import Finish, Noted, Saved
-from aegis_elastic.core.inquest import Inquest
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.model import CheckResult, Phase, Status, Verdict
-from aegis_elastic.core.watch import Usage
 from aegis_elastic.observe.timing import Clock
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)

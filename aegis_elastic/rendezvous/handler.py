@@ -30,17 +30,17 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from aegis_elastic.agents.body import Outcome, Settings
-from aegis_elastic.agents.guard_client import Exited
-from aegis_elastic.agents.inbox import Inbox
-from aegis_elastic.agents.link import NotJoined, PlaneLink
-from aegis_elastic.agents.stores import StoreGone, connect, split
-from aegis_elastic.agents.torch_seam import JobIdentity
-from aegis_elastic.control import places
-from aegis_elastic.control.errors import UsageError
-from aegis_elastic.control.plane_host import PlaneFailed, PlaneHost, PortTaken
-from aegis_elastic.rendezvous import held, settings, surroundings
-from aegis_elastic.rendezvous.held import Held
-from aegis_elastic.rendezvous.stock import Leave, Placement, StockAgent
+from aegis_elastic.agents.guard.client import Exited
+from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.peers.stores import StoreGone, connect, split
+from aegis_elastic.agents.plane.link import NotJoined, PlaneLink
+from aegis_elastic.agents.ranks.torch_seam import JobIdentity
+from aegis_elastic.control.host import run_directories
+from aegis_elastic.control.host.errors import UsageError
+from aegis_elastic.control.host.plane_process import PlaneFailed, PlaneHost, PortTaken
+from aegis_elastic.rendezvous import caller_frames, settings, torchelastic_guard
+from aegis_elastic.rendezvous.stock_agent import Leave, Placement, StockAgent
+from aegis_elastic.rendezvous.torchelastic_guard import Held
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ PLANE_RESTARTS = 10
 
 def create(parameters: RendezvousParameters) -> AegisRendezvousHandler:
     """A handler for this launch; nothing is started yet. UsageError for settings that can't be used."""
-    launch = surroundings.launch_config()
+    launch = caller_frames.launch_config()
     if launch is None:
         raise UsageError("cannot use the rendezvous backend aegis here: it works under torchrun's launcher")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -140,10 +140,10 @@ class AegisRendezvousHandler(RendezvousHandler):
         agent, thread = self._agent, self._thread
         if agent is None or thread is None:
             return True
-        ends = surroundings.final_failures()
+        ends = caller_frames.final_failures()
         if self._outcome is None:
             if ends is None:
-                self._held.release(held.finished(self._launch.nproc_per_node))
+                self._held.release(torchelastic_guard.finished(self._launch.nproc_per_node))
             elif ends:
                 self._held.release(self._noted(ends))
             else:
@@ -193,7 +193,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         self._host = host
         me = about.identity
         try:
-            places.register(me.namespace, me.job, host.generation, host.run_dir)
+            run_directories.register(me.namespace, me.job, host.generation, host.run_dir)
         except UsageError as error:
             logger.warning("aegisctl won't find this job by its name: %s", error)
         narrate(f"job {me.job} (generation {host.generation}): run directory {host.run_dir}")
@@ -222,12 +222,12 @@ class AegisRendezvousHandler(RendezvousHandler):
 
     def _come_back(self) -> None:
         """Torchelastic is here again; its ranks are gone, by themselves or because we asked for it."""
-        self._held.release(self._noted(surroundings.failures()))
+        self._held.release(self._noted(caller_frames.failures()))
 
     def _noted(self, ends: tuple[ProcessFailure, ...]) -> list[Exited]:
         if self._placement is not None:
             self._placement.context.note(ends)
-        return held.failed(ends)
+        return torchelastic_guard.failed(ends)
 
     def _take_leave(self, agent: StockAgent) -> None:
         if self._outcome is None and not agent.handover.empty():

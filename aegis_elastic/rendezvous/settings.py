@@ -18,12 +18,12 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from aegis_elastic.agents.fallback import Meeting
-from aegis_elastic.agents.link import Identity
-from aegis_elastic.bus.secret import SecretError, find_secret
-from aegis_elastic.control import hosts, places
-from aegis_elastic.control.config import PlaneConfig
-from aegis_elastic.control.errors import UsageError
+from aegis_elastic.agents.plane.link import Identity
+from aegis_elastic.agents.standalone.fallback import Meeting
+from aegis_elastic.bus.contact.secret import SecretError, find_secret
+from aegis_elastic.control.host import addresses, run_directories
+from aegis_elastic.control.host.config import PlaneConfig
+from aegis_elastic.control.host.errors import UsageError
 from aegis_elastic.core.model import JobSpec
 
 _T = TypeVar("_T")
@@ -72,9 +72,9 @@ def read(parameters: RendezvousParameters, launch: LaunchConfig) -> Surroundings
             f"cannot use {parameters.endpoint} for {parameters.min_nodes} nodes: port 0 means any free port, "
             "which the other nodes can't know"
         )
-    address = hosts.resolve(host)
-    ours = hosts.is_ours(address)
-    node_ip = parameters.local_addr or (address if ours else hosts.address_towards(address))
+    address = addresses.resolve(host)
+    ours = addresses.is_ours(address)
+    node_ip = parameters.local_addr or (address if ours else addresses.address_towards(address))
     named = parameters.run_id if parameters.run_id not in ("", "none") else ""
     job = named or f"job-{port or uuid.uuid4().hex[:12]}"
     namespace = _value(conf, "aegis_namespace", str, "default")
@@ -93,7 +93,7 @@ def read(parameters: RendezvousParameters, launch: LaunchConfig) -> Surroundings
         last_call_s=last_call_s,
         rejoin_timeout_s=_value(conf, "aegis_rejoin_timeout_s", float, join_timeout_s),
     )
-    job_dir = places.job_dir(namespace, job)
+    job_dir = run_directories.job_dir(namespace, job)
     plane = PlaneConfig(
         directory=str(job_dir / "plane"),
         host=address,
@@ -112,7 +112,7 @@ def read(parameters: RendezvousParameters, launch: LaunchConfig) -> Surroundings
         job=job,
         worker=_value(conf, "aegis_worker_name", str, socket.gethostname()),
         uid=uuid.uuid4().hex,
-        node_name=hosts.node_name(),
+        node_name=addresses.node_name(),
         node_ip=node_ip,
         nproc=launch.nproc_per_node,
     )

@@ -31,7 +31,7 @@ class LeaseLost(StoreError):
 
 class BadKey(StoreError, ValueError):
     """Our own fault: a key, prefix or value that no store takes. Escape foreign names with
-    `bus.names.escape`.
+    `bus.subjects.escape`.
     """
 
 

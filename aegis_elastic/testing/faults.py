@@ -3,10 +3,10 @@
     python -m aegis_elastic.testing.faults GATES [arguments of aegis-run]
 
 Phases are over in milliseconds when nothing is wrong; "killed during Troubleshooting" would be luck. While
-the file `GATES/<action>` exists, the agent does what an order of that action asks (`core.orders.Action`:
-ready, bootcheck, stop, troubleshoot) but doesn't say that it has finished; it hears newer orders as ever, and
-its heart beats on. When the file goes, it says so, unless another order has come. Nothing of this is in the
-product: this module starts the same launcher with an agent of its own.
+the file `GATES/<action>` exists, the agent does what an order of that action asks
+(`core.protocol.orders.Action`: ready, bootcheck, stop, troubleshoot) but doesn't say that it has finished; it
+hears newer orders as ever, and its heart beats on. When the file goes, it says so, unless another order has
+come. Nothing of this is in the product: this module starts the same launcher with an agent of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult
-from aegis_elastic.core.orders import Action
+from aegis_elastic.core.protocol.orders import Action
 from aegis_elastic.worker.environment import set_for_ourselves
 
 IN_DELETE = 0x200

@@ -15,8 +15,8 @@ Layout, version 2, little-endian, ``SIZE`` bytes::
     3072  groups how often they were told; then GROUPS_MAX numbers of groups of equals, 0: none
     4096  ring   RING samples of own work: step, then µs to its first and its last collective, and in all
 
-``agents/slots.py`` reads. Standard library only, without typing (which costs a rank time), and old syntax: it
-is loaded by path into whatever Python the user runs.
+``agents/watch/slots.py`` reads. Standard library only, without typing (which costs a rank time), and old
+syntax: it is loaded by path into whatever Python the user runs.
 """
 
 import mmap

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aegis_elastic.agents.guard_client import GuardClient
+from aegis_elastic.agents.guard.client import GuardClient
 
 
 @pytest.fixture

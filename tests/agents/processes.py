@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from aegis_elastic.agents.guard_client import Event, Exited, GuardClient, RankSpec, Stopped
+from aegis_elastic.agents.guard.client import Event, Exited, GuardClient, RankSpec, Stopped
 
 PATIENCE_S = 30.0
 # a family that is hard to kill: own sessions, double forks, deaf to TERM; each writes its pid to a folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from aegis_elastic.core.signatures import load
+from aegis_elastic.core.diagnosis.signatures import load
 from benchmarks import signatures
 
 

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from aegis_elastic.bus import link, names
+from aegis_elastic.bus import client, subjects
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, worker_jwt
 from aegis_elastic.bus.errors import BusClosed, BusRefused, BusUnavailable, BusUsage
 from aegis_elastic.bus.subscription import Message
 from tests.bus.plane import Plane, PlaneTest
 
-ORDERS, REPORT = names.order_all("team", "a"), names.report("team", "a", "w")
+ORDERS, REPORT = subjects.order_all("team", "a"), subjects.report("team", "a", "w")
 
 
 class Ear:
@@ -337,7 +337,7 @@ def test_use_after_close_and_bad_use_are_said(with_plane: PlaneTest) -> None:
 
 
 def test_retries_begin_quickly_and_stay_bounded() -> None:
-    waits = [[link.retry_s(attempt) for _ in range(50)] for attempt in range(40)]
+    waits = [[client.retry_s(attempt) for _ in range(50)] for attempt in range(40)]
     assert max(waits[0]) <= 0.1
     assert all(0.05 <= wait <= 2.0 for row in waits for wait in row)
     assert min(waits[39]) >= 1.0
@@ -380,7 +380,7 @@ def test_a_thousand_failures_at_once_throw_nobody_off_the_bus(with_plane: PlaneT
             ]
             for _ in range(100):
                 for n, bus in enumerate(buses):
-                    await bus.publish(names.report("team", "a", f"w{n}"), b"x" * 100_000)
+                    await bus.publish(subjects.report("team", "a", f"w{n}"), b"x" * 100_000)
             for bus in buses:
                 await bus.close()
 

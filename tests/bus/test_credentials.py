@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.bus import credentials, names
+from aegis_elastic.bus import credentials, subjects
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, CredentialsUnreadable, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusRefused
@@ -42,17 +42,17 @@ def test_a_worker_hears_its_orders_and_reports_as_itself(with_plane: PlaneTest) 
         violations: list[str] = []
         master = await plane.connect(plane.master())
         worker = await plane.connect(plane.worker("w.1"), on_violation=violations.append)
-        everybody = await hears(worker, names.order_all("team", "a"))
-        own = await hears(worker, names.order("team", "a", "w.1"))
+        everybody = await hears(worker, subjects.order_all("team", "a"))
+        own = await hears(worker, subjects.order("team", "a", "w.1"))
         reports: asyncio.Queue[Message] = asyncio.Queue()
-        await master.subscribe(names.report_wildcard("team", "a"), reports.put_nowait)
-        await master.publish(names.order_all("team", "a"), b"stop")
-        await master.publish(names.order("team", "a", "w.1"), b"leave")
-        await worker.publish(names.report("team", "a", "w.1"), b"ready")
+        await master.subscribe(subjects.report_wildcard("team", "a"), reports.put_nowait)
+        await master.publish(subjects.order_all("team", "a"), b"stop")
+        await master.publish(subjects.order("team", "a", "w.1"), b"leave")
+        await worker.publish(subjects.report("team", "a", "w.1"), b"ready")
         assert await everybody.get() == b"stop"
         assert await own.get() == b"leave"
         report = await reports.get()
-        assert (names.worker_of_report(report.subject), report.data) == ("w.1", b"ready")
+        assert (subjects.worker_of_report(report.subject), report.data) == ("w.1", b"ready")
         assert violations == []
 
     with_plane(scenario)
@@ -66,20 +66,20 @@ def test_a_worker_asks_the_master_and_gets_the_answer_in_its_own_inbox(with_plan
         async def answer(message: Message) -> None:
             assert await master.respond(message, b"yes")
 
-        await master.subscribe(names.report_wildcard("team", "a"), answer)
-        assert (await worker.request(names.report("team", "a", "w"), b"may I?", 5)).data == b"yes"
+        await master.subscribe(subjects.report_wildcard("team", "a"), answer)
+        assert (await worker.request(subjects.report("team", "a", "w"), b"may I?", 5)).data == b"yes"
 
     with_plane(scenario)
 
 
 FORBIDDEN_TO_SAY = {
-    "report of another job": names.report("team", "b", "w1"),
-    "report as another worker": names.report("team", "a", "w2"),
-    "order to all, as the master": names.order_all("team", "a"),
-    "order to another worker": names.order("team", "a", "w2"),
-    "order to itself": names.order("team", "a", "w1"),
-    "order of another job": names.order_all("team", "b"),
-    "report in another namespace": names.report("other", "a", "w1"),
+    "report of another job": subjects.report("team", "b", "w1"),
+    "report as another worker": subjects.report("team", "a", "w2"),
+    "order to all, as the master": subjects.order_all("team", "a"),
+    "order to another worker": subjects.order("team", "a", "w2"),
+    "order to itself": subjects.order("team", "a", "w1"),
+    "order of another job": subjects.order_all("team", "b"),
+    "report in another namespace": subjects.report("other", "a", "w1"),
     "JetStream": "$JS.API.INFO",
     "a key-value bucket": "$KV.job.status",
     "the server": "$SYS.REQ.SERVER.PING",
@@ -98,22 +98,22 @@ def test_a_worker_can_not_say_anything_else(with_plane: PlaneTest) -> None:
             await worker.publish(subject, what.encode())
             await settle(worker, master)
             assert tells(violations, subject), what
-        inbox = names.inbox(master._credentials.key.public)
+        inbox = subjects.inbox(master._credentials.key.public)
         await worker.publish(f"{inbox}.1", b"another's inbox")
         await settle(worker, master)
         assert heard.empty(), heard.get_nowait()
-        await worker.publish(names.report("team", "a", "w1"), b"but this")
+        await worker.publish(subjects.report("team", "a", "w1"), b"but this")
         assert await heard.get() == b"but this"
 
     with_plane(scenario)
 
 
 FORBIDDEN_TO_HEAR = {
-    "reports of its own job": names.report_wildcard("team", "a"),
-    "its own report, as somebody else would say it": names.report("team", "a", "w1"),
-    "orders to another worker": names.order("team", "a", "w2"),
-    "orders of another job": names.order_all("team", "b"),
-    "its namesake's orders in another job": names.order("team", "b", "w1"),
+    "reports of its own job": subjects.report_wildcard("team", "a"),
+    "its own report, as somebody else would say it": subjects.report("team", "a", "w1"),
+    "orders to another worker": subjects.order("team", "a", "w2"),
+    "orders of another job": subjects.order_all("team", "b"),
+    "its namesake's orders in another job": subjects.order("team", "b", "w1"),
     "all orders": "aegis.team.a.order.*",
     "the whole job": "aegis.team.a.>",
     "all inboxes": "_INBOX.>",
@@ -139,7 +139,7 @@ def test_a_worker_can_not_hear_anything_else(with_plane: PlaneTest) -> None:
         for subject in FORBIDDEN_TO_SAY.values():
             if not subject.startswith("$JS"):
                 await master.publish(subject, b"secret")
-        await other.publish(names.report("team", "b", "w1"), b"secret")
+        await other.publish(subjects.report("team", "b", "w1"), b"secret")
         await settle(master, other, worker)
         assert {what: queue.qsize() for what, queue in queues.items() if queue.qsize()} == {}
 
@@ -163,16 +163,16 @@ def test_an_answer_never_goes_where_a_worker_must_not_speak(with_plane: PlaneTes
     async def scenario(plane: Plane) -> None:
         master = await plane.connect(plane.master())
         worker = await plane.connect(plane.worker("w"))
-        victim = await hears(master, names.order_all("team", "b"))
+        victim = await hears(master, subjects.order_all("team", "b"))
         answered: asyncio.Queue[bool] = asyncio.Queue()
 
         async def answer(message: Message) -> None:
             answered.put_nowait(await master.respond(message, b"stop"))
 
-        await master.subscribe(names.report_wildcard("team", "a"), answer)
+        await master.subscribe(subjects.report_wildcard("team", "a"), answer)
         assert worker._link is not None
         await worker._link.client.publish(
-            names.report("team", "a", "w"), b"?", reply=names.order_all("team", "b")
+            subjects.report("team", "a", "w"), b"?", reply=subjects.order_all("team", "b")
         )
         assert await answered.get() is False
         await settle(master)

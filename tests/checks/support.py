@@ -54,7 +54,7 @@ def compile_c(compiler: str, source: Path, target: Path, *options: str) -> Path:
 _MANY = """
 import json, os, sys, msgspec
 from aegis_elastic.checks import runner
-from aegis_elastic.checks.request import CheckRequest
+from aegis_elastic.checks.contract.request import CheckRequest
 runner.load()
 for line in sys.stdin:
     lines, request = json.loads(line)

@@ -11,7 +11,7 @@ import torch
 
 from aegis_elastic.checks import burn
 from aegis_elastic.checks.burn import Burner
-from aegis_elastic.checks.burn_words import Progress, Request, Said
+from aegis_elastic.checks.contract.burn_protocol import Progress, Request, Said
 from tests.checks.support import ROOT
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from aegis_elastic.checks.budgets import ALL, CHEAP, DEFAULT_BUDGETS_S
+from aegis_elastic.checks.contract.budgets import ALL, CHEAP, DEFAULT_BUDGETS_S
 from tests.checks.support import COMMAND, ROOT, ask, results, start
 
 

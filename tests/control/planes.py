@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aegis_elastic.agents.inbox import Inbox
-from aegis_elastic.agents.link import Identity, Joined, PlaneLink
-from aegis_elastic.bus import contact
+from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.plane.link import Identity, Joined, PlaneLink
 from aegis_elastic.bus.connection import BusConnection
-from aegis_elastic.bus.contact import Hello, Place
+from aegis_elastic.bus.contact import first_contact
+from aegis_elastic.bus.contact.first_contact import Hello, Place
 from aegis_elastic.bus.credentials import Credentials, NKey
-from aegis_elastic.control.config import PlaneConfig
-from aegis_elastic.control.plane_host import PlaneHost
-from aegis_elastic.core import journal
-from aegis_elastic.core.messages import MessageType, ReportData, WirePhase
+from aegis_elastic.control.host.config import PlaneConfig
+from aegis_elastic.control.host.plane_process import PlaneHost
+from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.model import JobSpec
-from aegis_elastic.core.orders import Action, Order
-from aegis_elastic.launch import admin
+from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePhase
+from aegis_elastic.core.protocol.orders import Action, Order
+from aegis_elastic.launch.ctl import admin_client
 
 PATIENCE_S = 30.0
 _T = TypeVar("_T")
@@ -92,9 +92,9 @@ class Held:
 
     def ask(self, op: str = "status", **args: Any) -> Any:
         """What `aegisctl` would be told."""
-        found = admin.load(self.host.run_dir)
+        found = admin_client.load(self.host.run_dir)
         assert found is not None
-        return admin.call(found, op, args)
+        return admin_client.call(found, op, args)
 
     def journal(self) -> list[journal.Line]:
         """The journal's lines so far."""
@@ -179,7 +179,7 @@ def hello(plane: Held, worker: str, key: NKey, **changes: Any) -> Hello:
     job = plane.config.spec
     whole = Hello(
         namespace=job.namespace, job=job.job_name, worker=worker, uid=os.urandom(8).hex(), node_name=worker,
-        node_ip="127.0.0.1", nproc=1, ordinal=-1, user_public_key=key.public, nonce=contact.new_nonce(),
+        node_ip="127.0.0.1", nproc=1, ordinal=-1, user_public_key=key.public, nonce=first_contact.new_nonce(),
     )  # fmt: skip
     return msgspec.structs.replace(whole, **changes)
 
@@ -187,7 +187,7 @@ def hello(plane: Held, worker: str, key: NKey, **changes: Any) -> Hello:
 def meet(plane: Held, worker: str, key: NKey, secret: bytes | None = None, **changes: Any) -> Place:
     """First contact as a worker makes it."""
     introduction = hello(plane, worker, key, **changes)
-    return contact.call("127.0.0.1", plane.host.port, introduction, secret, PATIENCE_S)
+    return first_contact.call("127.0.0.1", plane.host.port, introduction, secret, PATIENCE_S)
 
 
 async def on_the_bus(place: Place, key: NKey, name: str, violations: list[str]) -> BusConnection:

@@ -14,16 +14,17 @@ import msgspec
 import nats.errors
 import pytest
 
-from aegis_elastic.agents.link import BusChanged, Farewell, Refused
-from aegis_elastic.bus import credentials, names
+from aegis_elastic.agents.plane.link import BusChanged, Farewell, Refused
+from aegis_elastic.bus import credentials, subjects
 from aegis_elastic.bus.connection import BusConnection
-from aegis_elastic.bus.contact import Place
+from aegis_elastic.bus.contact.first_contact import Place
 from aegis_elastic.bus.credentials import NKey
 from aegis_elastic.bus.errors import BusRefused, BusUnavailable
-from aegis_elastic.core import journal, messages
-from aegis_elastic.core.messages import IndependentEnd, MessageType
+from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.model import Failure
-from aegis_elastic.core.orders import Action, Order
+from aegis_elastic.core.protocol import messages
+from aegis_elastic.core.protocol.messages import IndependentEnd, MessageType
+from aegis_elastic.core.protocol.orders import Action, Order
 from tests.control.conftest import Hold, MakeAgent
 from tests.control.planes import Agent, Held, children, ended, meet, on_the_bus, violated, wait_for
 
@@ -178,11 +179,11 @@ async def try_everything(plane: Held, place: Place, key: NKey) -> None:
         await its_own_is_allowed(bus, violations)
         quit_order = messages.encode(order_of(plane))
         for subject in (
-            names.order_all("team", "a"),  # as the master
-            names.order("team", "a", "honest"),
-            names.report("team", "a", "honest"),  # as another worker
-            names.order_all("team", "b"),  # to another job
-            names.report("team", "b", "victim"),
+            subjects.order_all("team", "a"),  # as the master
+            subjects.order("team", "a", "honest"),
+            subjects.report("team", "a", "honest"),  # as another worker
+            subjects.order_all("team", "b"),  # to another job
+            subjects.report("team", "b", "victim"),
             "$JS.API.INFO",
             "$JS.API.STREAM.LIST",
             "$KV.aegis.job",
@@ -191,12 +192,12 @@ async def try_everything(plane: Held, place: Place, key: NKey) -> None:
             await bus.publish(subject, quit_order)
             assert await violated(violations, subject), f"{subject} could be published on"
         for subject in (
-            names.report("team", "a", "honest"),
-            names.report_wildcard("team", "a"),
-            names.order("team", "a", "honest"),
-            names.order_all("team", "b"),
-            names.report_wildcard("team", "b"),
-            f"{names.inbox(NKey.generate().public)}.>",
+            subjects.report("team", "a", "honest"),
+            subjects.report_wildcard("team", "a"),
+            subjects.order("team", "a", "honest"),
+            subjects.order_all("team", "b"),
+            subjects.report_wildcard("team", "b"),
+            f"{subjects.inbox(NKey.generate().public)}.>",
             "$KV.>",
             "$JS.>",
             "$SYS.>",
@@ -212,9 +213,9 @@ async def try_everything(plane: Held, place: Place, key: NKey) -> None:
 
 async def its_own_is_allowed(bus: BusConnection, violations: list[str]) -> None:
     heard: asyncio.Queue[bytes] = asyncio.Queue()
-    await bus.subscribe(names.order_all("team", "a"), lambda message: heard.put_nowait(message.data))
-    await bus.subscribe(names.order("team", "a", "mallory"), lambda _: None)
-    await bus.publish(names.report("team", "a", "mallory"), b"not a message")
+    await bus.subscribe(subjects.order_all("team", "a"), lambda message: heard.put_nowait(message.data))
+    await bus.subscribe(subjects.order("team", "a", "mallory"), lambda _: None)
+    await bus.publish(subjects.report("team", "a", "mallory"), b"not a message")
     # Orders are repeated until everybody has acknowledged them, and mallory hasn't.
     order = messages.decode(await asyncio.wait_for(heard.get(), 10)).data
     assert isinstance(order, Order)

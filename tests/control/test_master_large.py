@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from aegis_elastic.bus import names
-from aegis_elastic.bus.contact import Hello
+from aegis_elastic.bus import subjects
+from aegis_elastic.bus.contact.first_contact import Hello
 from aegis_elastic.bus.credentials import NKey
 from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.control import master as module
-from aegis_elastic.control.keeper import Keeper
+from aegis_elastic.control.job_record import Keeper
 from aegis_elastic.control.master import Master
-from aegis_elastic.control.performer import Journal
-from aegis_elastic.core import messages
-from aegis_elastic.core.liveness import Patience
-from aegis_elastic.core.messages import Message, MessageType, ReportData, WirePhase
+from aegis_elastic.control.publisher import Journal
+from aegis_elastic.core.detection.liveness import Patience
 from aegis_elastic.core.model import Status
+from aegis_elastic.core.protocol import messages
+from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData, WirePhase
 from aegis_elastic.store.memory import MemoryStore
 from tests.control.planes import spec
 
@@ -54,7 +54,7 @@ def joining(worker: str) -> BusMessage:
         incarnation=0,
         data=ReportData(state="joining"),
     )
-    return BusMessage(names.report("team", "job", worker), messages.encode(message), "")
+    return BusMessage(subjects.report("team", "job", worker), messages.encode(message), "")
 
 
 async def orders_while_all_come(folder: Path) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from aegis_elastic.launch.given import split
-from aegis_elastic.launch.parser import make_parser
+from aegis_elastic.launch.flags.command_line import split
+from aegis_elastic.launch.flags.parser import make_parser
 
 Object = dict[str, Any]
 FOLDER = Path(__file__).resolve().parent.parent.parent / "deploy" / "kubernetes"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.launch import ctl
-from aegis_elastic.launch.given import split
-from aegis_elastic.launch.parser import make_parser
+from aegis_elastic.launch.ctl import main
+from aegis_elastic.launch.flags.command_line import split
+from aegis_elastic.launch.flags.parser import make_parser
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
@@ -48,7 +48,7 @@ def test_our_programs_take_what_the_page_says(page: str, line: str) -> None:
     words = [word for word in shlex.split(line) if not re.fullmatch(r"\w+=.*", word) or word[0] == "-"]
     program, rest = words[0], words[1:]
     if program == "aegisctl":
-        ctl._parser().parse_args(rest)
+        main._parser().parse_args(rest)
         return
     numbers = [re.sub(r"\$\{?\w+(\[@\])?\}?", "1", word) for word in rest]
     parser = make_parser()

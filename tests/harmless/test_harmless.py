@@ -16,7 +16,7 @@ from aegis_elastic.core.model import Verdict
 from aegis_elastic.testing.netns import Net
 from tests.harmless.clock import JumpingClock
 from tests.integration.harness import Job, hosts, stays, wait_for
-from tests.integration.test_independent import PORT, cut_off
+from tests.integration.plane.test_standalone import PORT, cut_off
 from tests.integration.trainings import beside, steps_of, write_training
 
 # Impatient, so that whatever were called a deadlock would be acted upon before the test is over.

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aegis_elastic.core import journal
-from aegis_elastic.core.view import status_view
+from aegis_elastic.core.accounts import journal
+from aegis_elastic.core.accounts.status_view import status_view
 from aegis_elastic.testing.faults import Gates
 from aegis_elastic.testing.netns import Host, Net, NetnsUnavailable
 

@@ -15,11 +15,11 @@ import pytest
 
 from aegis_elastic.bus.credentials import write_private
 from aegis_elastic.bus.tls import make_certificate
+from aegis_elastic.core.accounts.journal import Create, Line, StepEvent, begin, encode_line, line_of
 from aegis_elastic.core.events import Error, Finish, Join, Reconcile
-from aegis_elastic.core.journal import Create, Line, StepEvent, begin, encode_line, line_of
 from aegis_elastic.core.machine import step
 from aegis_elastic.core.model import CheckResult, Failure, JobSpec, Phase, Status
-from aegis_elastic.launch.admin import METHOD
+from aegis_elastic.launch.ctl.admin_client import METHOD
 
 T0 = 1_700_000_000.0
 _TICK_S = 0.01

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aegis_elastic.control.desks import Decided, Desks
-from aegis_elastic.core import journal
+from aegis_elastic.control.controllers.contract import Decided, Desks
+from aegis_elastic.core.accounts import journal
+from aegis_elastic.core.accounts.journal import Adopt, Line, adopted, line_of, walk
+from aegis_elastic.core.detection.samples import RankUsage, Usage
 from aegis_elastic.core.events import Noted, Saved
-from aegis_elastic.core.journal import Adopt, Line, adopted, line_of, walk
-from aegis_elastic.core.watch import RankUsage, Usage
-from aegis_elastic.observe.desk import MetricsDesk
+from aegis_elastic.observe.controller import MetricsDesk
 from aegis_elastic.observe.endpoint import CLIENTS_MAX
-from tests.core.test_report import Run, died
+from tests.core.accounts.test_report import Run, died
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 USAGE = Usage(1.0, 3.5, 10, 20, 1e6, 0.75, 0.001, 0, (RankUsage(0, 1.5, 100), RankUsage(1, 0.5, 200)))

@@ -8,9 +8,10 @@ import pytest
 from aegis_elastic.core.events import Event
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.model import Phase, Status
-from proof import jobs, liveness, worlds
+from proof import jobs, worlds
 from proof.check import PROPERTIES, check
 from proof.explore import PRODUCTION, Machine, explore
+from proof.properties import liveness
 from proof.worlds import World
 
 NINE = {

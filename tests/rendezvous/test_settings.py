@@ -10,9 +10,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.launcher.api import LaunchConfig
 
-from aegis_elastic.control import hosts
-from aegis_elastic.control.errors import UsageError
-from aegis_elastic.rendezvous import entry, settings, surroundings
+from aegis_elastic.control.host import addresses
+from aegis_elastic.control.host.errors import UsageError
+from aegis_elastic.rendezvous import caller_frames, entry, settings
 
 LAUNCH = LaunchConfig(min_nodes=2, max_nodes=4, nproc_per_node=3, run_id="digits", max_restarts=5)
 
@@ -34,8 +34,8 @@ def test_the_job_is_what_torchrun_was_told() -> None:
 
 def test_a_plane_elsewhere_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its host may be replaced, and then the name leads to another address."""
-    monkeypatch.setattr(hosts, "resolve", lambda name: "192.0.2.7")
-    monkeypatch.setattr(hosts, "address_towards", lambda address: "192.0.2.8")
+    monkeypatch.setattr(addresses, "resolve", lambda name: "192.0.2.7")
+    monkeypatch.setattr(addresses, "address_towards", lambda address: "192.0.2.8")
     about = read("plane.example:29999")
     assert (about.address, about.ours, about.identity.node_ip) == ("plane.example", False, "192.0.2.8")
 
@@ -70,10 +70,10 @@ def test_other_backends_settings_are_none_of_our_business() -> None:
 
 def test_the_launch_is_found_among_the_callers() -> None:
     def launch_agent(config: LaunchConfig) -> LaunchConfig | None:
-        return surroundings.launch_config()
+        return caller_frames.launch_config()
 
     assert launch_agent(LAUNCH) is LAUNCH
-    assert surroundings.launch_config() is None
+    assert caller_frames.launch_config() is None
     with pytest.raises(UsageError, match="it works under torchrun's launcher"):
         entry.handler()(RendezvousParameters("aegis", "127.0.0.1:29999", "digits", 1, 1))
 
@@ -82,7 +82,7 @@ def test_failures_are_found_among_the_callers() -> None:
     failure = ProcessFailure(local_rank=1, pid=7, exitcode=-9, error_file="")
 
     def come_back(run_result: RunResult) -> tuple[ProcessFailure, ...]:
-        return surroundings.failures()
+        return caller_frames.failures()
 
     assert come_back(RunResult(state=WorkerState.FAILED, failures={5: failure})) == (failure,)
     assert come_back(RunResult(state=WorkerState.HEALTHY)) == ()
@@ -96,10 +96,10 @@ def test_the_last_failures_are_found_while_torchrun_gives_up() -> None:
         try:
             raise error
         finally:
-            seen.append(surroundings.final_failures())
+            seen.append(caller_frames.final_failures())
 
     for error in (ChildFailedError("train.py", {0: failure}), OSError()):
         with pytest.raises(type(error)):
             give_up(error)
     assert seen == [(failure,), ()]
-    assert surroundings.final_failures() is None
+    assert caller_frames.final_failures() is None

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from aegis_elastic.core import journal
+from aegis_elastic.core.accounts import journal
 from tests.slurm.cluster import Cluster
 
 PATIENCE_S = 150.0

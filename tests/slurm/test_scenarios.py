@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.core import journal
+from aegis_elastic.core.accounts import journal
 from tests.checks.conftest import compiler as compiler
 from tests.checks.conftest import libraries as libraries
 from tests.slurm.cluster import CONTROLLER, Cluster
@@ -38,7 +38,7 @@ APART = ["--rdzv-id", "apart", "--aegis-plane", f"{CONTROLLER}:29700", "--rdzv-e
 def standing(slurm: Cluster, *flags: str) -> subprocess.Popen[str]:
     """A master of three nodes outside of the allocation; launchers are given APART."""
     env = {**slurm.env, "XDG_STATE_HOME": str(slurm.root / "master-state")}
-    command = [sys.executable, "-m", "aegis_elastic.launch.standing", "--nnodes", "3", *APART, *flags]
+    command = [sys.executable, "-m", "aegis_elastic.launch.master", "--nnodes", "3", *APART, *flags]
     with open(slurm.root / "master.txt", "w") as output:
         return slurm.hosts[CONTROLLER].popen(
             command, env=env, cwd=slurm.root, stdout=output, stderr=subprocess.STDOUT

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aegis_elastic.agents.guard_client import (
+from aegis_elastic.agents.guard.client import (
     Exited,
     GatePassed,
     GuardClient,

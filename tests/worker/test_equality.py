@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.agents.guard_client import GuardClient
+from aegis_elastic.agents.guard.client import GuardClient
 from tests.worker.gated import End, Stage
 
 SPAWN = """

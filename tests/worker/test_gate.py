@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.agents.guard_client import GuardClient, Held, SpareGone
+from aegis_elastic.agents.guard.client import GuardClient, Held, SpareGone
 from aegis_elastic.worker import preload
 from tests.agents.processes import ended, wait_files
 from tests.worker.gated import Stage

@@ -11,7 +11,7 @@ import asyncio
 import re
 from typing import NamedTuple, Protocol
 
-from aegis_elastic.core.nodes import clip
+from aegis_elastic.core.policy.node_records import clip
 
 TIMEOUT_S = 30.0
 # What hosts are called everywhere; it begins with no dash, so that no program takes it for an option.

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.control.cluster import ClusterScope
-from aegis_elastic.control.desks import end_all
+from aegis_elastic.control.controllers.contract import end_all
+from aegis_elastic.control.host.cluster import ClusterScope
 from aegis_elastic.control.isolation.contract import Driver, DryRun, Outcome, ask
-from aegis_elastic.core import nodes
-from aegis_elastic.core.nodes import Isolated, NodeRecord
+from aegis_elastic.core.policy import node_records
+from aegis_elastic.core.policy.node_records import Isolated, NodeRecord
 from aegis_elastic.store.contract import KeyExists, RevisionConflict, StoreError
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Isolations:
     async def _isolate(self, node: str, reason: str) -> Outcome:
         """One attempt. Refused if it is not to be, StoreError if that can't be told."""
         record = await self._scope.record(node)
-        if nodes.judge(record, self._now()).free:
+        if node_records.judge(record, self._now()).free:
             self._note(node, "isolation.cancelled", "the node may be used again")
             return Outcome(True, "cancelled")
         if record.isolated is not None:
@@ -178,7 +178,7 @@ async def release(scope: ClusterScope, driver: Driver, node: str, now: float) ->
     """
     before = await scope.record(node)
     mark = before.isolated
-    if mark is None or mark.driver != driver.name or not nodes.judge(before, now).free:
+    if mark is None or mark.driver != driver.name or not node_records.judge(before, now).free:
         return None
     ours = False
 
@@ -238,7 +238,7 @@ async def free_slot(scope: ClusterScope, node: str) -> None:
 
 async def _is_over(scope: ClusterScope, slot: _Slot, now: float) -> bool:
     record = await scope.record(slot.node_name)
-    return record.isolated is None and nodes.judge(record, now).free
+    return record.isolated is None and node_records.judge(record, now).free
 
 
 def _slot(value: bytes) -> _Slot | None:

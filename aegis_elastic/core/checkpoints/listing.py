@@ -1,7 +1,8 @@
 """What was seen below a folder of checkpoints: sizes, times, and the little contents that matter. A value.
 
 Everything that decides whether a checkpoint is complete decides over one of these; who walks the file system
-is `agents.boundary`. Paths are relative to the folder, with "/", whatever the system's separator is.
+is `agents.checkpoints.boundary`. Paths are relative to the folder, with "/", whatever the system's separator
+is.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from aegis_elastic.core.events import Event, Reconcile
-from aegis_elastic.core.machine import decisions, guards, remedies, requeue
+from aegis_elastic.core.machine import conditions, decisions, remedies, requeue
 from aegis_elastic.core.machine.change import Transition, create
 from aegis_elastic.core.machine.facts import FACTS, after_the_end
 from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, Status
@@ -61,55 +61,59 @@ _GIVEN_BACK = "this incarnation's charge is given back, once"
 
 RULES: tuple[Rule, ...] = (
     Rule("quit", _ALIVE, lambda s, now: s.should_quit, decisions.decide_quit, _FAILED),
-    Rule("independent_end", _PENDING, guards.independent_over, decisions.decide_independent_end, TERMINAL),
+    Rule(
+        "independent_end", _PENDING, conditions.independent_over, decisions.decide_independent_end, TERMINAL
+    ),
     Rule(
         "lost",
         _RUN,
-        guards.has_restarted,
+        conditions.has_restarted,
         decisions.decide_lost_running,
         _RESTART,
         "every lost worker +1, the job +1",
     ),
-    Rule("lost", BOOTING, guards.lost_booting, decisions.decide_lost_booting, _PENDING, "not counted"),
+    Rule("lost", BOOTING, conditions.lost_booting, decisions.decide_lost_booting, _PENDING, "not counted"),
     Rule(
         "lost",
         RECOVERING,
-        guards.has_restarted,
+        conditions.has_restarted,
         decisions.decide_lost_recovering,
         _RESTART | _FAILED,
         _BOUNDED,
     ),
-    Rule("refund", _RESTART, guards.owes, remedies.decide_refund, _RESTART, _GIVEN_BACK),
-    Rule("refund", _TROUBLE, guards.owes, remedies.decide_refund, _TROUBLE, _GIVEN_BACK),
-    Rule("release", _RESTART, guards.released, remedies.decide_release, _RESTART | _FAILED, _BOUNDED),
-    Rule("release", _TROUBLE, guards.released, remedies.decide_release, _TROUBLE | _FAILED, _BOUNDED),
-    Rule("exceeded", _TROUBLE, guards.exceeded, decisions.decide_exceeded, _FAILED),
-    Rule("leave", _BOOT, guards.must_leave, decisions.decide_leave, _PENDING, "not counted"),
-    Rule("leave", _TROUBLE, guards.must_leave, decisions.decide_leave, _RESTART | _FAILED, "not counted"),
-    Rule("relieve", _TROUBLE, guards.to_relieve, remedies.decide_relieve, _RESTART, _BOUNDED),
-    Rule("renew", _TROUBLE, guards.to_renew, remedies.decide_renew, _RESTART | _TROUBLE | _FAILED, _BOUNDED),
+    Rule("refund", _RESTART, conditions.owes, remedies.decide_refund, _RESTART, _GIVEN_BACK),
+    Rule("refund", _TROUBLE, conditions.owes, remedies.decide_refund, _TROUBLE, _GIVEN_BACK),
+    Rule("release", _RESTART, conditions.released, remedies.decide_release, _RESTART | _FAILED, _BOUNDED),
+    Rule("release", _TROUBLE, conditions.released, remedies.decide_release, _TROUBLE | _FAILED, _BOUNDED),
+    Rule("exceeded", _TROUBLE, conditions.exceeded, decisions.decide_exceeded, _FAILED),
+    Rule("leave", _BOOT, conditions.must_leave, decisions.decide_leave, _PENDING, "not counted"),
+    Rule("leave", _TROUBLE, conditions.must_leave, decisions.decide_leave, _RESTART | _FAILED, "not counted"),
+    Rule("relieve", _TROUBLE, conditions.to_relieve, remedies.decide_relieve, _RESTART, _BOUNDED),
+    Rule(
+        "renew", _TROUBLE, conditions.to_renew, remedies.decide_renew, _RESTART | _TROUBLE | _FAILED, _BOUNDED
+    ),
     Rule(
         "boot_failed",
         _BOOT,
-        guards.boot_failed,
+        conditions.boot_failed,
         decisions.decide_boot_failed,
         _PENDING | _FAILED,
         _BOUNDED,
     ),
-    Rule("error", _RUN, guards.has_failed, decisions.decide_error, _TROUBLE, "that worker +1"),
-    Rule("evict", _RUN, guards.must_evict, remedies.decide_evict, _RESTART | _RUN, "not counted"),
-    Rule("seat", _PENDING, guards.can_seat, decisions.decide_seat, _PENDING),
-    Rule("seat", _RESTART, guards.can_seat, decisions.decide_seat, _RESTART),
-    Rule("ready", _RESTART, guards.restarted_are_ready, decisions.decide_ready, _TROUBLE),
-    Rule("last_call", _PENDING, guards.last_call, decisions.decide_last_call, _PENDING),
-    Rule("overdue", _PENDING, guards.overdue, decisions.decide_overdue, _PENDING),
-    Rule("overdue", _RESTART, guards.overdue, decisions.decide_overdue, _RESTART | _FAILED),
-    Rule("advance", _PENDING, guards.may_advance, decisions.decide_advance, _BOOT),
-    Rule("advance", _RUN, guards.may_advance, decisions.decide_advance, _SUCCEED),
+    Rule("error", _RUN, conditions.has_failed, decisions.decide_error, _TROUBLE, "that worker +1"),
+    Rule("evict", _RUN, conditions.must_evict, remedies.decide_evict, _RESTART | _RUN, "not counted"),
+    Rule("seat", _PENDING, conditions.can_seat, decisions.decide_seat, _PENDING),
+    Rule("seat", _RESTART, conditions.can_seat, decisions.decide_seat, _RESTART),
+    Rule("ready", _RESTART, conditions.restarted_are_ready, decisions.decide_ready, _TROUBLE),
+    Rule("last_call", _PENDING, conditions.last_call, decisions.decide_last_call, _PENDING),
+    Rule("overdue", _PENDING, conditions.overdue, decisions.decide_overdue, _PENDING),
+    Rule("overdue", _RESTART, conditions.overdue, decisions.decide_overdue, _RESTART | _FAILED),
+    Rule("advance", _PENDING, conditions.may_advance, decisions.decide_advance, _BOOT),
+    Rule("advance", _RUN, conditions.may_advance, decisions.decide_advance, _SUCCEED),
     Rule(
         "advance",
         _BOOT | _TROUBLE,
-        guards.may_advance,
+        conditions.may_advance,
         decisions.decide_advance,
         _RUN,
         "every worker := the job's count",

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core import retry_accounts
+from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErrorNode
 from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, PodInfo, Status, Verdict
 
@@ -152,7 +153,7 @@ def end(s: Status, phase: Phase, reason: str, name: str, **changes: Any) -> Tran
 
 
 def fail(s: Status, reason: str, name: str, **changes: Any) -> Transition:
-    if accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry) and not s.should_quit:
+    if retry_accounts.exceeded((pod.retries for pod in s.pods), s.spec.max_retry) and not s.should_quit:
         changes["recover_count"] = s.spec.max_retry + 1
     return end(s, Phase.FAILED, reason, name, fail_reason=reason, **changes)
 

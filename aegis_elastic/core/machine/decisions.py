@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core import retry_accounts
+from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import Page
-from aegis_elastic.core.machine import guards
+from aegis_elastic.core.machine import conditions
 from aegis_elastic.core.machine.change import (
     Transition,
     amend,
@@ -25,7 +26,7 @@ from aegis_elastic.core.machine.change import (
 )
 from aegis_elastic.core.machine.requeue import give_up
 from aegis_elastic.core.model import Mode, Phase, Status
-from aegis_elastic.core.ranks import first_order
+from aegis_elastic.core.rank_assignment import first_order
 
 
 def decide_quit(s: Status, now: float) -> Transition:
@@ -39,14 +40,14 @@ def decide_lost_running(s: Status, now: float) -> Transition:
             pod,
             Phase.RESTARTING,
             now,
-            retries=accounting.charge(pod.retries, limit),
+            retries=retry_accounts.charge(pod.retries, limit),
             last_failed_reason="agent lost",
         )
         if pod.restarted
         else edit(pod, failed=False)
         for pod in s.pods
     )
-    count = accounting.recover_count((pod.retries for pod in pods), limit)
+    count = retry_accounts.recover_count((pod.retries for pod in pods), limit)
     names = names_of(pod for pod in s.pods if pod.restarted)
     return enter_restarting(
         s, now, f"{names} lost in RunCommand: counted", "lost", pods=pods, recover_count=count, root=names,
@@ -113,9 +114,9 @@ def decide_exceeded(s: Status, now: float) -> Transition:
 def decide_error(s: Status, now: float) -> Transition:
     limit = s.spec.max_retry
     charged = tuple(
-        edit(pod, retries=accounting.charge(pod.retries, limit)) if pod.failed else pod for pod in s.pods
+        edit(pod, retries=retry_accounts.charge(pod.retries, limit)) if pod.failed else pod for pod in s.pods
     )
-    count = accounting.recover_count((pod.retries for pod in charged), limit)
+    count = retry_accounts.recover_count((pod.retries for pod in charged), limit)
     # Progress that nobody knows is neither: only one that is known not to have grown says "again".
     again = s.last_root == s.root and 0 <= s.highest_step <= s.last_step
     again = again and recovery.POSITION_CLUE not in s.clues
@@ -156,7 +157,7 @@ def decide_seat(s: Status, now: float) -> Transition:
         pods = (*(pod for pod in s.pods if not pod.gone), edit(seated, retries=s.recover_count))
         return note(s, f"{seated.name} takes a seat", "seat", pods=pods, spares=tuple(rest))
     # One that should have come back as a new process by now has had its time.
-    late = guards.expired(s, now)
+    late = conditions.expired(s, now)
     pods = tuple(edit(pod, renew="") if pod.gone and late else pod for pod in s.pods)
     return enter_restarting(s, now, "a spare is waiting", "seat", pods=pods, entries=s.entries)
 

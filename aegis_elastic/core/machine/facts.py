@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aegis_elastic.core import accounting, recovery
+from aegis_elastic.core import retry_accounts
+from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import (
     Cleared,
     Dismiss,
@@ -46,7 +47,7 @@ from aegis_elastic.core.machine.node_facts import NODE_FACTS
 from aegis_elastic.core.machine.platform import cleared, relaunched
 from aegis_elastic.core.machine.requeue import requeued
 from aegis_elastic.core.model import Phase, PodInfo, Status
-from aegis_elastic.core.nodes import clip
+from aegis_elastic.core.policy.node_records import clip
 
 
 def after_the_end(s: Status, event: Event) -> Transition:
@@ -161,12 +162,12 @@ def _merge(s: Status, e: Independent, now: float) -> Transition:
     limit = s.spec.max_retry
     # If the master had heard of the failure before it was out of reach, it has charged it already.
     counted = s.phase is Phase.TROUBLESHOOTING
-    retries = pod.retries if counted else accounting.charge(pod.retries, limit)
+    retries = pod.retries if counted else retry_accounts.charge(pod.retries, limit)
     charged = with_pod(s.pods, edit(pod, retries=retries, last_failed_reason=clip(e.reason)))
-    if e.ended or accounting.exceeded((p.retries for p in charged), limit):
+    if e.ended or retry_accounts.exceeded((p.retries for p in charged), limit):
         reason = f"{e.worker} failed while the plane was away ({e.reason}): retries used up"
         return fail(amend(s, pods=charged), reason, "merged")
-    count = accounting.recover_count((p.retries for p in charged), limit)
+    count = retry_accounts.recover_count((p.retries for p in charged), limit)
     pods = tuple(
         # A loss that was noted meanwhile is a failure of its own: it must not vanish in this one.
         reset(p, Phase.RUN_COMMAND, now, retries=count, store=p.store, restarted=p.restarted or p.gone)

@@ -1,4 +1,6 @@
-"""What is entered when whoever makes a job's machines is asked to make some anew (`core.absent`)."""
+"""What is entered when whoever makes a job's machines is asked to make some anew
+(`core.policy.missing_workers`).
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis_elastic.core.events import Dismiss, Page, RecordErrorNode, Renew
-from aegis_elastic.core.machine import guards
+from aegis_elastic.core.machine import conditions
 from aegis_elastic.core.machine.change import (
     Transition,
     amend,
@@ -23,7 +23,7 @@ from aegis_elastic.core.model import ErrorNode, NodeMark, Phase, Status, Verdict
 
 def decide_evict(s: Status, now: float) -> Transition:
     """The marked node leaves with all who are on it, if the others can go on without it."""
-    mark = guards.leaving_mark(s)
+    mark = conditions.leaving_mark(s)
     assert mark is not None
     node = mark.node_name
     if not feasible(s, node):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aegis_elastic.core import accounting
+from aegis_elastic.core import retry_accounts
 from aegis_elastic.core.events import Close, Dismiss, Event, Join, Quit, Reconcile, Requeued
 from aegis_elastic.core.machine.change import Transition, amend, edit, fail, is_independent, move, nothing
 from aegis_elastic.core.model import BOOTING, Phase, Status
@@ -56,7 +56,7 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
         before = max(pod.retries for pod in s.pods) - 1
         pods = tuple(edit(pod, retries=min(pod.retries, before)) for pod in s.pods)
         s = amend(s, pods=pods, recover_count=before)
-    if accounting.exceeded((pod.retries for pod in s.pods), s.spec.max_retry):
+    if retry_accounts.exceeded((pod.retries for pod in s.pods), s.spec.max_retry):
         worst = max(pod.retries for pod in s.pods)
         return fail(
             amend(s, attempt=e.attempt),
@@ -64,7 +64,7 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
             "requeued",
         )
     # The charge of a failure whose recovery the scheduler cut short stands.
-    count = accounting.recover_count((pod.retries for pod in s.pods), s.spec.max_retry)
+    count = retry_accounts.recover_count((pod.retries for pod in s.pods), s.spec.max_retry)
     fresh: dict[str, Any] = {
         "pods": (), "spares": (), "checks": (), "clues": (), "root": "", "marks": (), "held": "",
         "held_until": 0.0, "suspended": "", "entries": 0, "charged": False, "renewed": False,

@@ -10,7 +10,7 @@ torchelastic's own format, as ``@record`` would: after the script has ended in a
 traceback on stderr, which is unchanged. Silent, stdlib only, and old syntax only: the rank's Python is the
 user's choice.
 
-Where the launcher watches progress, torch's optimizers are watched from inside (``worker/beat.py``).
+Where the launcher watches progress, torch's optimizers are watched from inside (``worker/step_hooks.py``).
 
 A process that is started as a warm spare waits here first, past its imports (``worker/gate.py``).
 """

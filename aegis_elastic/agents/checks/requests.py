@@ -1,0 +1,136 @@
+"""What this node's checks are asked: from an order and what the agent knows of its node."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from aegis_elastic.agents.peers.stores import split
+from aegis_elastic.agents.plane.link import Identity
+from aegis_elastic.checks.contract.budgets import DEFAULT_BUDGETS_S
+from aegis_elastic.checks.contract.request import CheckRequest, RankExit, Scalar, World
+from aegis_elastic.core.diagnosis.recovery import COLLECTIVE_CHECKS
+from aegis_elastic.core.protocol.orders import Order
+from aegis_elastic.core.rank_assignment import Seat
+
+_MEETING_CHECKS = frozenset({"health", *COLLECTIVE_CHECKS})
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"nvidia\d+")
+# Clues for which the ranks are looked at before they are stopped: who waits for whom is seen only then.
+_OF_A_HANG = frozenset({"hang", "collective_timeout"})
+# Everybody waits for this look, and stacks are read in a moment or not at all.
+LOOK_S_MAX = 10.0
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """What the user may set of the checks: directories by kind, seconds by check, how many GPUs there
+    should be (None: as many as there are)."""
+
+    paths: Mapping[str, str] = field(default_factory=dict)
+    budgets_s: Mapping[str, float] = field(default_factory=dict)
+    gpus: int | None = None
+
+
+def count_gpus() -> int:
+    """How many GPUs this node shows as devices, without touching a driver: what later checks expect to
+    find.
+    """
+    return sum(1 for entry in Path("/dev").iterdir() if _DEVICE.fullmatch(entry.name))
+
+
+def expected_gpus(settings: CheckSettings, gpus: int, ranks: int) -> int | None:
+    """How many GPUs the checks are to find: what the user says, else what the node shows.
+
+    Somewhat fewer than ranks, and some are missing, for which the node leaves. But ranks may also share GPUs,
+    or need none: a job on processors must not cost a cluster its nodes.
+    """
+    if settings.gpus is not None:
+        return settings.gpus
+    missing = gpus < ranks < 2 * gpus and _VISIBLE not in os.environ
+    return (ranks if missing else gpus) or None
+
+
+def device_of(gpus: int, ranks: int) -> str:
+    """What a process group of a node's ranks computes on: GPUs, if there is one for each that it can see."""
+    seen = os.environ.get(_VISIBLE)
+    if seen is not None:
+        gpus = min(gpus, sum(1 for name in seen.split(",") if name.strip() not in ("", "-1")))
+    return "cuda" if torch.version.cuda and ranks <= gpus else "cpu"
+
+
+def needs_store(order: Order) -> bool:
+    """Whether the order's checks form a process group."""
+    return not _MEETING_CHECKS.isdisjoint(order.checks)
+
+
+def suspects_hang(order: Order) -> bool:
+    """Whether the ranks are to be looked at before they stop."""
+    return "hang" in order.checks and not _OF_A_HANG.isdisjoint(order.clues)
+
+
+def look_request(me: Identity, settings: CheckSettings, pids: Mapping[int, int]) -> CheckRequest:
+    """The request for a look at ranks that still live (global rank -> pid)."""
+    seconds = min(settings.budgets_s.get("hang", DEFAULT_BUDGETS_S["hang"]), LOOK_S_MAX)
+    return CheckRequest(
+        checks=("hang",),
+        worker=me.worker,
+        node=me.node_name,
+        rank_pids=dict(pids),
+        budgets_s={"hang": seconds},
+    )
+
+
+def check_request(
+    order: Order,
+    seat: Seat,
+    me: Identity,
+    settings: CheckSettings,
+    gpus: int,
+    baseline: Mapping[str, Scalar],
+    exits: Mapping[int, RankExit],
+) -> CheckRequest:
+    """The request for the checks of this order. Checks that need a store and have none are left out.
+
+    `gpus`: how many this node shows. `baseline`: what the counters of its devices were when last nothing was
+    wrong with them. `exits`: its ranks that ended by themselves.
+    """
+    world = None
+    checks = order.checks
+    if needs_store(order) and order.store:
+        world = world_of(order, seat, order.store, gpus)
+    elif needs_store(order):
+        checks = tuple(check for check in checks if check not in _MEETING_CHECKS)
+    return CheckRequest(
+        checks=checks,
+        worker=me.worker,
+        node=me.node_name,
+        paths={"shm": "/dev/shm", **settings.paths},
+        expected_gpus=expected_gpus(settings, gpus, seat.nproc),
+        world=world,
+        baseline=dict(baseline),
+        budgets_s=dict(settings.budgets_s),
+        peer_medians=order.peers,
+        exits=dict(exits),
+    )
+
+
+def world_of(order: Order, seat: Seat, store: str, gpus: int, tag: str = "") -> World:
+    """Where this seat's checks meet the others' in the store at `store`."""
+    host, port = split(store)
+    return World(
+        group_rank=seat.group_rank,
+        group_world_size=len(order.seats),
+        rank_offset=seat.rank_offset,
+        world_size=sum(other.nproc for other in order.seats),
+        local_world_size=seat.nproc,
+        master_addr=host,
+        master_port=port,
+        device=device_of(gpus, seat.nproc),
+        tag=tag or str(order.seq_num),
+    )

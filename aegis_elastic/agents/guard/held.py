@@ -1,0 +1,180 @@
+"""Warm spares in the guard: born like ranks, held at the gate, made into ranks by a word. Part of the guard
+program, stdlib only.
+
+A spare is a process of the very command of a rank that waits inside ``site`` (``worker/gate.py``). It belongs
+to no generation: stopping ranks leaves it alone, and the end of the guard ends it as it ends everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+# typing costs a third of the guard's start; the annotations below are never evaluated
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+if TYPE_CHECKING or "aegis_elastic" in sys.modules:
+    from aegis_elastic.agents.guard.processes import (
+        SpawnFailed,
+        descendants,
+        fork_rank,
+        open_log,
+        send_signal,
+        to_bytes,
+    )
+else:
+    from guard_ranks import SpawnFailed, descendants, fork_rank, open_log, send_signal, to_bytes
+
+PACKET_BYTES = 1 << 18
+# from "go" to the spare's answer: it only sets variables, but its pages may have been swapped out
+GO_TIMEOUT_S = 3.0
+
+
+class Spare:
+    """One held (or still importing) process."""
+
+    __slots__ = ("channel", "held", "name", "pid", "pidfd")
+
+    def __init__(self, name: str, pid: int, channel: socket.socket) -> None:
+        self.name = name
+        self.pid = pid
+        self.channel = channel
+        self.pidfd = os.pidfd_open(pid)
+        self.held = False
+
+
+class SpareRoom:
+    """All spares of a guard. ``poll`` is the guard's; ``send`` tells the launcher."""
+
+    def __init__(self, poll: select.epoll, send: Callable[[dict[str, Any]], None]) -> None:
+        self._poll = poll
+        self._send = send
+        self._spares: dict[str, Spare] = {}
+        self._by_fd: dict[int, Spare] = {}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Pids of all spares, held or not."""
+        return frozenset(spare.pid for spare in self._spares.values())
+
+    def hold(self, name: str, spec: dict[str, Any]) -> None:
+        """Start a spare; the event "held" or "spare_gone" follows."""
+        try:
+            pid, reader, channel = fork_rank(spec, _open_stand_in)
+        except SpawnFailed as error:
+            self._send(
+                {"event": "spare_gone", "spare": name, "why": f"cannot {error.args[2]}", "without": ""}
+            )
+            return
+        os.close(reader)  # what can't be executed ends, and its end is the answer
+        assert channel is not None
+        channel.setblocking(False)
+        spare = self._spares[name] = Spare(name, pid, channel)
+        for fd in (spare.pidfd, channel.fileno()):
+            self._by_fd[fd] = spare
+            self._poll.register(fd, select.EPOLLIN)
+
+    def owns(self, fd: int) -> bool:
+        """Whether the descriptor is one of a spare."""
+        return fd in self._by_fd
+
+    def on_ready(self, fd: int) -> None:
+        """A spare says something, or has ended."""
+        spare = self._by_fd[fd]
+        try:
+            data = spare.channel.recv(PACKET_BYTES)
+        except (BlockingIOError, ConnectionResetError):
+            data = b""
+        message = json.loads(data) if data else {}
+        if message.get("held") == spare.pid:
+            spare.held = True
+            seconds, modules = message["seconds"], message["modules"]
+            self._send({"event": "held", "spare": spare.name, "seconds": seconds, "modules": modules})
+        else:
+            # it says why, it ended, its channel closed without a word, or a process behind it speaks
+            why = message.get("unfit") or "it did not stop at the gate"
+            self._lose(spare, why, message.get("without", ""))
+
+    def drop(self, name: str) -> None:
+        """End a spare that isn't wanted any more; says nothing, and nothing if it is gone."""
+        if name in self._spares:
+            self._end(self._spares[name])
+
+    def give(self, spec: dict[str, Any]) -> Spare | None:
+        """Tell the spare that ``spec`` names to go. None if it can't; ``taken`` then says whether it went.
+
+        Raises SpawnFailed if a log of the rank can't be opened: a cold start couldn't either.
+        """
+        spare = self._spares.get(spec.get("spare") or "")
+        if spare is None or not spare.held:
+            return None
+        opened: list[tuple[int, int]] = []
+        try:
+            for number, stream in ((1, "stdout"), (2, "stderr")):
+                fd = open_log(spec, stream)
+                if fd >= 0:
+                    opened.append((number, fd))
+            order = {"env": spec["late"], "streams": [number for number, _ in opened]}
+            socket.send_fds(spare.channel, [json.dumps(order).encode()], [fd for _, fd in opened])
+        except SpawnFailed:
+            raise
+        except OSError:
+            self._lose(spare, "it can't be told to go")
+            return None
+        finally:
+            for _, fd in opened:
+                os.close(fd)
+        return spare
+
+    def taken(self, spare: Spare) -> bool:
+        """Wait for the answer to "go". True: it is a rank now, and no spare any more."""
+        waiting = select.poll()
+        waiting.register(spare.channel, select.POLLIN)
+        answer = {}
+        if waiting.poll(GO_TIMEOUT_S * 1000):
+            try:
+                answer = json.loads(spare.channel.recv(PACKET_BYTES) or b"{}")
+            except OSError:
+                answer = {}  # it died between the order and its answer
+        if answer.get("gone") != spare.pid:
+            self._lose(spare, answer.get("unfit", "no answer to the word to go"))
+            return False
+        self._forget(spare)
+        return True
+
+    def _lose(self, spare: Spare, why: str, without: str = "") -> None:
+        self._end(spare)
+        self._send({"event": "spare_gone", "spare": spare.name, "why": why, "without": without})
+
+    def _end(self, spare: Spare) -> None:
+        self._forget(spare)
+        # it can't be reaped behind our back, so its pid is still its own; the guard's loop reaps the corpses
+        for pid in (*descendants(spare.pid), spare.pid):
+            send_signal(pid, signal.SIGKILL)
+
+    def _forget(self, spare: Spare) -> None:
+        for fd in (spare.pidfd, spare.channel.fileno()):
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
+        spare.channel.close()
+        os.close(spare.pidfd)
+        del self._spares[spare.name]
+
+
+def _open_stand_in(spec: dict[str, Any], stream: str) -> int:
+    """Something of the same kind as the rank's log, since Python looks at it when it starts: a file without a
+    name in the same file system."""
+    path = spec[stream]
+    if not path:
+        return -1
+    try:
+        return os.open(os.path.dirname(to_bytes(path)), os.O_WRONLY | os.O_TMPFILE, 0o600)
+    except OSError:
+        return os.memfd_create("aegis-spare")  # a file system without such files, or the folder is gone

@@ -1,0 +1,105 @@
+"""The newest of what `gpu_sampler` tells, and which card is whose."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from aegis_elastic.agents.checks import requests
+from aegis_elastic.worker.environment import without_secrets
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 16
+_SAMPLES_MISSED_MAX = 10
+
+
+class Gpu(NamedTuple):
+    """One card; None where it doesn't tell."""
+
+    utilisation: float | None
+    used_bytes: int | None
+    total_bytes: int | None
+    pids: tuple[int, ...]
+
+
+_decoder = msgspec.json.Decoder(list[Gpu])
+
+
+class Gpus:
+    """The sampler's process, if this node has GPUs. From the thread that is to own it; `close` it."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._newest: list[Gpu] = []
+        self._buffer = b""
+        self._missed = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        if not requests.count_gpus():
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "aegis_elastic.agents.monitoring.gpu_sampler", str(interval_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=without_secrets(os.environ),
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def read(self) -> list[Gpu]:
+        """What was told last; nothing when it was too long ago, or when there are no cards."""
+        process = self._process
+        if process is None:
+            return []
+        assert process.stdout is not None
+        try:
+            data = os.read(process.stdout.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            self._missed += 1  # a call that hangs: what was is not what is
+            return self._newest if self._missed < _SAMPLES_MISSED_MAX else []
+        if not data:
+            logger.info("GPUs are watched no more: their sampler ended with %s", process.wait())
+            self.close()
+            return []
+        self._missed = 0
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if lines:
+            self._newest = _decoder.decode(lines[-1])
+        return self._newest
+
+    def close(self) -> None:
+        """End the sampler."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            logger.warning("process %d survives SIGKILL (in the kernel); going on without it", process.pid)
+
+
+def owned(
+    gpus: list[Gpu], members: Mapping[int, Iterable[int]], local_ranks: Mapping[int, int]
+) -> dict[int, list[Gpu]]:
+    """Rank -> its cards: those on which a process of its tree computes. In a container, where the driver
+    tells pids that nobody here has, the card with the number of its local rank.
+    """
+    found: dict[int, list[Gpu]] = {}
+    known = {pid: rank for rank, pids in members.items() for pid in pids}
+    for gpu in gpus:
+        for rank in {known[pid] for pid in gpu.pids if pid in known}:
+            found.setdefault(rank, []).append(gpu)
+    if not found and len(gpus) >= len(local_ranks):
+        found = {rank: [gpus[local]] for rank, local in local_ranks.items() if local < len(gpus)}
+    return found

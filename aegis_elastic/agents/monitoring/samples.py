@@ -1,0 +1,113 @@
+"""Takes samples of one incarnation's ranks: /proc, the kernel's connections, the GPUs, put together by
+rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from aegis_elastic.agents.monitoring import gpus, procfs
+from aegis_elastic.agents.monitoring.gpus import Gpu, Gpus
+from aegis_elastic.agents.monitoring.sockets import Connections, Traffic
+from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.core.detection.samples import RankSample, Sample
+
+logger = logging.getLogger(__name__)
+
+RESCAN_SAMPLES = 10
+_NONE = Traffic(0, 0, 0.0, 0)
+
+
+class Sampler:
+    """From the thread that owns it; `close` it."""
+
+    def __init__(self, ranks: Watched, cards: Gpus) -> None:
+        self._local = {rank: rank - ranks.seat.rank_offset for rank in ranks.pids}
+        self._trees = procfs.Trees(ranks.pids)
+        self._node_reader = procfs.NodeReader()
+        self._node = self._node_reader.read()
+        self._cards = cards
+        self._owners: dict[int, int] = {}  # socket's inode -> rank
+        self._traffic: dict[tuple[int, int], Traffic] = {}
+        self._at_s = time.monotonic()
+        self.number = 0
+        try:
+            self._connections: Connections | None = Connections()
+        except OSError as error:
+            logger.info("the ranks' connections are not watched: %s", error)
+            self._connections = None
+
+    def take(self) -> Sample:
+        """A sample now."""
+        if self.number % RESCAN_SAMPLES == 0:
+            self._rescan()
+        self.number += 1
+        now_s = time.monotonic()
+        took_s, self._at_s = now_s - self._at_s, now_s
+        traffic = self._moved()
+        cards = gpus.owned(self._cards.read(), self._trees.members, self._local)
+        found = []
+        for rank, local in self._local.items():
+            usage = self._trees.usage(rank)
+            if usage is None:
+                continue
+            moved = traffic.get(rank, _NONE)
+            mean, memory = _of_cards(cards.get(rank, []))
+            sent, received, busy_s, queued = moved
+            found.append(RankSample(rank, local, *usage, mean, memory, sent, received, busy_s, queued))
+        before, self._node = self._node, self._node_reader.read()
+        return Sample(
+            time=time.time(),
+            at_s=now_s,
+            took_s=took_s,
+            ranks=tuple(found),
+            cpu_s=self._node.cpu_s - before.cpu_s,
+            available_bytes=self._node.available_bytes,
+            total_bytes=self._node.total_bytes,
+            network_bytes=max(self._node.network_bytes - before.network_bytes, 0),
+        )
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        if self._connections is not None:
+            self._connections.close()
+
+    def _rescan(self) -> None:
+        self._trees.rescan()
+        if self._connections is not None:
+            self._owners = {
+                inode: rank for rank, pids in self._trees.members.items() for inode in procfs.sockets_of(pids)
+            }
+
+    def _moved(self) -> dict[int, Traffic]:
+        """What each rank's connections moved since the last sample; new ones begin to count with the next."""
+        if self._connections is None or not self._owners:
+            return {}
+        try:
+            newest = self._connections.read()
+        except OSError as error:
+            logger.info("the ranks' connections are watched no more: %s", error)
+            self._connections.close()
+            self._connections = None
+            return {}
+        moved: dict[int, Traffic] = {}
+        for key, now in newest.items():
+            rank = self._owners.get(key[0])
+            before = self._traffic.get(key)
+            if rank is not None and before is not None:
+                sum_so_far = moved.get(rank, _NONE)
+                moved[rank] = Traffic(
+                    sum_so_far.sent_bytes + now.sent_bytes - before.sent_bytes,
+                    sum_so_far.received_bytes + now.received_bytes - before.received_bytes,
+                    sum_so_far.busy_s + max(now.busy_s - before.busy_s, 0.0),
+                    sum_so_far.queued_bytes + now.queued_bytes,
+                )
+        self._traffic = newest
+        return moved
+
+
+def _of_cards(cards: list[Gpu]) -> tuple[float | None, int | None]:
+    busy = [card.utilisation for card in cards if card.utilisation is not None]
+    used = [card.used_bytes for card in cards if card.used_bytes is not None]
+    return (sum(busy) / len(busy) if busy else None), (sum(used) if used else None)

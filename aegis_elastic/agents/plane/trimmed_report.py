@@ -1,0 +1,25 @@
+"""A report without the words of ranks and checks: what must be told whatever they have printed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from aegis_elastic.core.model import Failure
+from aegis_elastic.core.protocol.messages import ReportData
+
+
+def wordless(data: ReportData) -> ReportData:
+    """The same report, small and printable: no output, no tracebacks, no check results."""
+
+    def bare(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+        return tuple(
+            msgspec.structs.replace(each, exception=None, last_lines=(), frame="") for each in failures
+        )
+
+    ends = tuple(
+        msgspec.structs.replace(end, reason="", failures=bare(end.failures)) for end in data.independent
+    )
+    reason = data.reason[:500].encode(errors="replace").decode()
+    return msgspec.structs.replace(
+        data, failures=bare(data.failures), independent=ends, reason=reason, checks=(), watched={}
+    )

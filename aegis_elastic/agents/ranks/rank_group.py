@@ -1,0 +1,187 @@
+"""This node's training processes of one incarnation: started, watched, stopped, and asked why they ended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from aegis_elastic.agents.guard.client import Exited, GuardClient, Stopped
+from aegis_elastic.agents.peers.stores import split
+from aegis_elastic.agents.ranks.error_file import raised_at
+from aegis_elastic.agents.ranks.torch_seam import SeamAgent, failure_of
+from aegis_elastic.agents.ranks.warm_spares import Spares
+from aegis_elastic.checks.contract.request import RankExit
+from aegis_elastic.core.model import Failure
+from aegis_elastic.core.protocol.orders import Order
+from aegis_elastic.core.rank_assignment import Seat
+
+LAST_LINES = 20
+TAIL_BYTES = 16384
+
+
+class Context(Protocol):
+    """What is asked of the processes: local rank -> pid, error file, files of its streams ("": none)."""
+
+    error_files: dict[int, str]
+    stdouts: dict[int, str]
+    stderrs: dict[int, str]
+
+    def pids(self) -> dict[int, int]: ...
+
+
+class RankGroup:
+    """The ranks of one incarnation on this node. Made by `start`; events of the guard go to `on_event`."""
+
+    def __init__(self, context: Context, seat: Seat, incarnation: int, generation: int) -> None:
+        self.seat = seat
+        self.incarnation = incarnation
+        self.generation = generation
+        self.started_s = time.monotonic()
+        self._context = context
+        self._running = set(context.pids())
+        self._exits: dict[int, Exited] = {}
+        self.stopping = False
+        self.stopped = False
+        self.unkillable: tuple[int, ...] = ()
+        # What somebody who reads along has heard of a (global) rank that may tell why it failed.
+        self.words: Callable[[int], Sequence[str]] = lambda rank: ()
+
+    @classmethod
+    def start(
+        cls,
+        agent: SeamAgent,
+        guard: GuardClient,
+        order: Order,
+        seat: Seat,
+        generation: int,
+        spares: Spares | None = None,
+    ) -> RankGroup:
+        """Start the ranks that this order seats here. SpawnError, GuardError as the seam says."""
+        host, port = split(order.store)
+        world_size = sum(other.nproc for other in order.seats)
+        context = agent.start_ranks(
+            group_rank=seat.group_rank,
+            group_world_size=len(order.seats),
+            rank_offset=seat.rank_offset,
+            world_size=world_size,
+            role_rank_offset=seat.rank_offset,
+            role_world_size=world_size,
+            master_addr=host,
+            master_port=port,
+            restart_count=order.restart_count,
+            guard=guard,
+            generation=generation,
+            spares=spares,
+        )
+        return cls(context, seat, order.incarnation, generation)
+
+    @property
+    def running(self) -> bool:
+        """Whether some rank lives."""
+        return bool(self._running)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Global rank -> pid of the ranks that live."""
+        pids = self._context.pids()
+        return {self.seat.rank_offset + local: pids[local] for local in sorted(self._running)}
+
+    @property
+    def logs(self) -> dict[int, tuple[str, ...]]:
+        """Global rank -> the files that its stdout and stderr go to; none where they go past us."""
+        files = {}
+        for local in range(self.seat.nproc):
+            streams = self._context.stdouts.get(local, ""), self._context.stderrs.get(local, "")
+            files[self.seat.rank_offset + local] = tuple(dict.fromkeys(path for path in streams if path))
+        return files
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank ended badly, by itself."""
+        return any(_is_failure(exited) for exited in self._exits.values())
+
+    @property
+    def first_failure_s(self) -> float:
+        """When the first bad end was, on the monotonic clock; now if there was none."""
+        times = [exited.monotonic_s for exited in self._exits.values() if _is_failure(exited)]
+        return min(times, default=time.monotonic())
+
+    def on_event(self, event: Exited | Stopped) -> None:
+        """Note what the guard reports of this generation."""
+        if event.generation != self.generation:
+            return
+        if isinstance(event, Exited):
+            self._exits[event.local_rank] = event
+            self._running.discard(event.local_rank)
+        else:
+            self.stopped = True
+            self.unkillable = event.unkillable
+            self._running.clear()
+
+    @property
+    def exits(self) -> dict[int, RankExit]:
+        """Global rank -> how it ended, of those that ended badly by themselves."""
+        return {
+            self.seat.rank_offset + local: RankExit(
+                exited.exit_code, _signal_name(exited.signal), pid=exited.pid
+            )
+            for local, exited in self._exits.items()
+            if _is_failure(exited)
+        }
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Every bad end so far, in the order of time: what died after our stop order is marked so."""
+        bad = [exited for exited in self._exits.values() if _is_failure(exited)]
+        bad.sort(key=lambda exited: (not exited.first, exited.monotonic_s))
+        return tuple(self._failure(exited) for exited in bad)
+
+    def _failure(self, exited: Exited) -> Failure:
+        found = failure_of(exited, self._context.error_files.get(exited.local_rank, ""))
+        last_lines = _last_lines(self._context.stderrs, exited.local_rank, found.traceback)
+        return Failure(
+            rank=self.seat.rank_offset + exited.local_rank,
+            local_rank=exited.local_rank,
+            time=exited.wall_s,
+            exit_code=exited.exit_code,
+            signal=_signal_name(exited.signal),
+            exception=found.exception or None,
+            last_lines=self._with_words(exited, last_lines),
+            after_stop=self.stopping and not exited.first,
+            frame=raised_at(found.traceback or "\n".join(last_lines)) if found.exception else "",
+        )
+
+    def _with_words(self, exited: Exited, last_lines: tuple[str, ...]) -> tuple[str, ...]:
+        """What was heard before the last lines, and is not among them: a thousand lines may follow a
+        cause.
+        """
+        before = self.words(self.seat.rank_offset + exited.local_rank)
+        return (*(word for word in before if word not in last_lines), *last_lines)
+
+
+def _is_failure(exited: Exited) -> bool:
+    return exited.exit_code != 0
+
+
+def _signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_lines(stderrs: Mapping[int, str], local_rank: int, traceback: str) -> tuple[str, ...]:
+    """The end of the rank's log if it has one, else of the traceback that it recorded."""
+    path = stderrs.get(local_rank, "")
+    text = traceback
+    if path and Path(path).is_file():
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - TAIL_BYTES, 0))
+            text = file.read().decode(errors="replace") or traceback
+    return tuple(deque((line for line in text.splitlines() if line.strip()), LAST_LINES))

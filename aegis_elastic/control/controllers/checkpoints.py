@@ -1,0 +1,231 @@
+"""The desk of checkpoint boundaries: agents see a checkpoint complete, `step` hears of it once.
+
+It also says what a watcher of checkpoints alone can know: that one which an eviction waits for doesn't come,
+and that a training which ended with code 0 has done so because it couldn't read where it stood.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+
+from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.core.accounts.report import FALSE_SUCCESS
+from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, Rhythm
+from aegis_elastic.core.detection import progress
+from aegis_elastic.core.events import Event, Noted, Saved
+from aegis_elastic.core.model import Phase, Status, Verdict
+from aegis_elastic.core.protocol.messages import COUNTER_MAX, TIME_MAX, Message, MessageType, ReportData
+
+logger = logging.getLogger(__name__)
+
+LATE = "checkpoint.late"
+STEPS = "evict.steps"
+UNREAD = "checkpoint.unread"
+SAVER = "saver.ended"
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=COUNTER_MAX)]
+_Path = Annotated[str, msgspec.Meta(max_length=2048)]
+
+
+class SeenCheckpoint(msgspec.Struct, frozen=True):
+    """What an agent says of one: `number` counts those of one agent's life, `step` -1 if nothing tells it."""
+
+    number: _Number
+    step: Annotated[int, msgspec.Meta(ge=-1, le=COUNTER_MAX)]
+    path: _Path
+    kind: Annotated[str, msgspec.Meta(max_length=32)]
+    time: Annotated[float, msgspec.Meta(ge=0.0, le=TIME_MAX)]
+
+
+class BoundaryFacts(msgspec.Struct, frozen=True):
+    """The facts of the watcher `boundary`. `unread`: a tracker whose content means nothing ("" if none)."""
+
+    saved: Annotated[tuple[SeenCheckpoint, ...], msgspec.Meta(max_length=64)] = ()
+    unread: _Path = ""
+
+
+class SaverFacts(msgspec.Struct, frozen=True):
+    """The facts of the watcher `saver`: how often it was started, its pid (0: it waits to start)."""
+
+    starts: _Number
+    pid: _Number
+    last_end: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+_decoder = msgspec.json.Decoder(BoundaryFacts)
+_saver_decoder = msgspec.json.Decoder(SaverFacts)
+
+
+class BoundaryDesk:
+    """One job's."""
+
+    def __init__(self, feed: Callable[[Event], None]) -> None:
+        self._feed = feed
+        self._status: Status | None = None
+        self._resumed = False
+        self._rhythm = Rhythm()
+        self._incarnation = -1
+        self._steps: set[int] = set()
+        # Agent's uid -> the number of its last checkpoint that we have heard of.
+        self._heard: dict[str, int] = {}
+        self._malformed: set[str] = set()
+        self._unread = self._doubted = ""
+        self._saver_ends: dict[str, int] = {}
+        # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
+        self._waiting: dict[str, float] = {}
+        self._called: set[str] = set()
+        # How far the ranks of this incarnation came, by their own word or by count from where they began.
+        self._reached = self._counted = -1
+        self._base = 0
+        # Where an eviction goes back to: step, and the node that left.
+        self._back_to: tuple[int, str] | None = None
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Take the checkpoints out of a report, each once, whoever tells of it and how often."""
+        data = message.data
+        if not isinstance(data, ReportData):
+            return
+        if "progress" in data.watched:
+            self._note_reached(data.watched["progress"])
+        if "saver" in data.watched:
+            self._note_saver(message, data.watched["saver"])
+        if "boundary" not in data.watched:
+            return
+        try:
+            facts = _decoder.decode(data.watched["boundary"])
+        except msgspec.MsgspecError as error:
+            if message.uid not in self._malformed:
+                self._malformed.add(message.uid)
+                logger.warning("%s says of its checkpoints what can't be read: %s", message.pod_name, error)
+            return
+        # A master before us may have heard of these already, which only a step can tell.
+        first = self._resumed and message.uid not in self._heard
+        for seen in sorted(facts.saved, key=lambda seen: seen.number):
+            if seen.number > self._heard.get(message.uid, 0):
+                self._heard[message.uid] = seen.number
+                if seen.step >= 0 or not first:
+                    self._complete(seen.step, seen.path, seen.kind, seen.time, now_s)
+        if facts.unread:
+            self._doubt(message, facts.unread, data.state == "finished")
+
+    def _note_reached(self, raw: msgspec.Raw) -> None:
+        try:
+            facts = progress.decode(raw)
+        except msgspec.MsgspecError:
+            return  # the desk of progress says so
+        if facts.incarnation == self._incarnation:
+            self._reached = max(self._reached, facts.reached)
+            self._counted = max(self._counted, facts.counted)
+
+    def _note_saver(self, message: Message, raw: msgspec.Raw) -> None:
+        try:
+            facts = _saver_decoder.decode(raw)
+        except msgspec.MsgspecError:
+            return  # nothing hangs on it
+        if facts.last_end and self._saver_ends.get(message.uid) != facts.starts and not facts.pid:
+            self._saver_ends[message.uid] = facts.starts
+            pod = self._status.pod(message.pod_name) if self._status is not None else None
+            text = f"the saver ended after start number {facts.starts}: {facts.last_end}; it is started again"
+            node = pod.node_name if pod is not None else ""
+            self._feed(Noted(message.pod_name, node, SAVER, text, time.time()))
+
+    def _complete(self, step: int, path: str, kind: str, at: float, now_s: float) -> None:
+        status = self._status
+        if status is None or status.phase in (Phase.SUCCEED, Phase.FAILED):
+            return
+        if step < 0:
+            # Its name doesn't tell. It is newer than the last, and not older than what is known of training.
+            step = max(status.highest_step, status.saved_step + 1, *self._steps, 0)
+        if step in self._steps:
+            return  # another agent has told of it, or the training itself
+        self._steps.add(step)
+        self._rhythm.saved(now_s)
+        self._feed(Saved(step, path, kind, at))
+
+    def _doubt(self, message: Message, tracker: str, finished: bool) -> None:
+        """Say it when it is seen, and again as a doubt when the ranks have ended with code 0 all the same."""
+        status = self._status
+        pod = status.pod(message.pod_name) if status is not None else None
+        if status is None or pod is None or pod.finished or status.phase is not Phase.RUN_COMMAND:
+            return
+        if not finished and self._unread != tracker:
+            self._unread = tracker
+            text = f"{tracker} says nothing that could be read: Megatron will exit with code 0 if it loads it"
+            self._feed(Noted(pod.name, pod.node_name, UNREAD, text, time.time()))
+        elif finished and message.type is MessageType.FINISH and self._doubted != message.uid:
+            self._doubted = message.uid
+            text = (
+                f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
+                "with 0 when it can't load, so this may be no success"
+            )
+            self._feed(Noted(pod.name, pod.node_name, FALSE_SUCCESS, text, time.time()))
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """Know which nodes wait for a checkpoint, and when training starts anew."""
+        if self._status is None:
+            self._resumed = status.incarnation > 0
+        for event, made in done:
+            if isinstance(event, Saved) and made.name == "saved":
+                self._called.clear()
+                if event.step not in self._steps:  # the training itself said so, to another desk
+                    self._steps.add(event.step)
+                    self._rhythm.saved(time.monotonic())
+            if made.name == "evict" and made.status.phase is Phase.RESTARTING and made.status.saved_step >= 0:
+                self._back_to = made.status.saved_step, made.status.error_nodes[-1].node_name
+        if status.incarnation != self._incarnation:
+            self._tell_steps()
+            self._incarnation = status.incarnation
+            self._reached = self._counted = -1
+            self._base = max(status.saved_step, 0)
+            self._steps = set()
+            self._unread = self._doubted = ""
+            self._rhythm.started()
+        self._status = status
+        now_s = time.monotonic()
+        running = status.phase is Phase.RUN_COMMAND
+        # A mark that is safe may wait, too: the guard wants a checkpoint that comes after its own waiting.
+        waiting = {mark.node_name for mark in status.marks if mark.verdict is Verdict.SLOW}
+        self._waiting = {node: self._waiting.get(node, now_s) for node in waiting if running}
+        self._called &= waiting
+
+    def _tell_steps(self) -> None:
+        """What an eviction has cost: the steps that were run after the checkpoint, and are run again."""
+        if self._back_to is None:
+            return
+        (step, node), self._back_to = self._back_to, None
+        counted = self._base + self._counted if self._counted >= 0 else -1
+        reached = self._reached if self._reached >= 0 else counted
+        lost = f"{reached - step} steps" if reached >= step else "an unknown number of steps"
+        text = f"{lost} after the checkpoint of step {step} had been run at the stop, and are run again"
+        self._feed(Noted("", node, STEPS, text, time.time()))
+
+    def due_s(self) -> float:
+        """When a checkpoint that somebody waits for is late."""
+        late = [self._rhythm.late_s(since_s) for node, since_s in self._uncalled()]
+        return min(late, default=math.inf)
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Say which nodes have waited in vain; a human decides."""
+        events: list[Event] = []
+        for node, since_s in self._uncalled():
+            if self._rhythm.late_s(since_s) <= now_s:
+                self._called.add(node)
+                text = (
+                    f"{node} is marked slow and waits to be evicted at a checkpoint, but none has completed "
+                    f"for {LATE_FACTOR:g} times the usual {self._rhythm.usual_s:.0f} s: it stays until "
+                    "somebody acts"
+                )
+                events.append(Noted("", node, LATE, text, time.time()))
+        return events
+
+    def _uncalled(self) -> list[tuple[str, float]]:
+        return [(node, since_s) for node, since_s in self._waiting.items() if node not in self._called]
+
+    async def close(self) -> None:
+        """It holds nothing."""

@@ -1,0 +1,436 @@
+"""The guard at work on one store: reads records, asks `core.policy.storm_guard`, and carries out what it
+allows.
+
+Several instances may run on one store (two masters while one is being replaced, the masters of several jobs
+on one node). Each of them may die between any two lines here; what it leaves behind is enough for the others.
+
+Keys below `guard.<node>`: `state` (`core.policy.storm_guard.NodeGuard`, over all jobs), `lock`, and for each
+job `<job>.anchor.<verdict>` and `<job>.page.<what>`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import secrets
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from aegis_elastic.core.model import Verdict
+from aegis_elastic.core.policy import storm_guard
+from aegis_elastic.core.policy.settings import Policy
+from aegis_elastic.core.policy.storm_guard import (
+    IN_WORDS,
+    Action,
+    Anchor,
+    Case,
+    Counted,
+    Deed,
+    Do,
+    NodeGuard,
+    Outcome,
+    PageRecord,
+)
+from aegis_elastic.store.contract import (
+    Entry,
+    KeyExists,
+    Lease,
+    RevisionConflict,
+    Store,
+    StoreUnavailable,
+)
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "guard"
+# How long collecting evidence for humans may take: it is worth something, and never the action's delay.
+COLLECT_S = 60.0
+# After this time a page that was claimed and not sent is another's to send.
+PAGE_PATIENCE_S = 120.0
+# Two days: nothing looks back further than one.
+OLD_S = 2 * 86400.0
+# Others change the same node's record a few times a day.
+ROUNDS_MAX = 16
+TOKEN_CHARS_MAX = 120
+
+T = TypeVar("T")
+
+
+class World(Protocol):
+    """What the guard sees of the job and does to it."""
+
+    def now(self) -> float:
+        """Wall seconds."""
+
+    async def look(self, case: Case) -> tuple[bool, bool]:
+        """Whether the condition holds by the shared records *now*, and whether stopping would lose
+        nothing.
+        """
+
+    async def collect(self, case: Case) -> str:
+        """Evidence for humans, before it is destroyed by the action."""
+
+    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
+        """Carry it out and wait for what becomes of it: DONE, FAILED, or WITHDRAWN if it was not done after
+        all.
+        """
+
+    async def page(self, key: str, text: str, *, urgent: bool) -> None:
+        """Call humans; returns when it is on its way."""
+
+    def note(self, case: Case, code: str, detail: str) -> None:
+        """A line for the journal."""
+
+
+class Known(NamedTuple):
+    """The records that a case is judged by, with their revisions (0: there is none)."""
+
+    anchor: Anchor | None
+    anchor_revision: int
+    node: NodeGuard
+    node_revision: int
+
+
+class GuardKeeper:
+    """One instance of the guard. `name` tells instances apart in records and logs."""
+
+    def __init__(self, store: Store, job: str, name: str, policy: Policy, world: World) -> None:
+        """`job`: who of several jobs on a node we are, namespace included."""
+        self._store = store
+        self._job = job
+        self._name = name
+        self._policy = policy
+        self._world = world
+        # How often in a row a condition was seen, and when last: two looks in one moment are one observation.
+        self._seen: dict[tuple[str, Verdict], tuple[int, float]] = {}
+        self._noted: dict[tuple[str, Verdict], str] = {}
+
+    async def look(self, case: Case) -> Do:
+        """Look at a condition once, and do what is due. StoreUnavailable: nothing may be done now."""
+        known = await self.known(case)
+        seen = await self._look(case)
+        decision = storm_guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
+        if decision.do is not Do.ACT:
+            self._note(case, decision.do.value, decision.reason)
+        elif self._policy.mode == "act":
+            self._noted.pop((case.node_name, case.verdict), None)  # what becomes of it is told by itself
+        if decision.do in (Do.WAIT, Do.ALERT, Do.ACT):
+            await self._confirm(case, known)
+        if decision.do is Do.ANCHOR:
+            await self._anchor(case, known)
+        elif decision.do is Do.CLEAR:
+            await self._clear(case, known)
+        elif decision.do is Do.ALERT:
+            incident = known.anchor.incident if known.anchor else "now"
+            text = f"{case.node_name} is {case.verdict.value}, and nothing is done: {decision.reason}"
+            await self.page(case.node_name, f"open.{incident}", text, urgent=True)
+        elif decision.do is Do.ACT and case.action is Action.ASK_HUMAN:
+            incident = known.anchor.incident if known.anchor else "now"
+            text = f"{case.node_name} ({case.worker}) is for a human: {decision.reason}"
+            await self.page(case.node_name, f"human.{incident}", text, urgent=True)
+        elif decision.do is Do.ACT and self._policy.mode == "observe":
+            await self._would(case, known, decision.reason)
+        elif decision.do is Do.ACT:
+            await self._carry_out(case, decision.reason)
+        return decision.do
+
+    async def known(self, case: Case) -> Known:
+        """Read the records of a case."""
+        anchor = await self._store.get(self._anchor_key(case))
+        node, revision = await self.node(case.node_name)
+        found = _decode(anchor.value, Anchor) if anchor else None
+        return Known(found, anchor.revision if anchor else 0, node, revision)
+
+    async def node(self, node_name: str) -> tuple[NodeGuard, int]:
+        """The node's record and its revision, an empty one and 0 if there is none."""
+        entry = await self._store.get(self._key(node_name, "state"))
+        if entry is None:
+            return NodeGuard(), 0
+        return _decode(entry.value, NodeGuard) or NodeGuard(), entry.revision
+
+    async def nodes(self, names: Collection[str]) -> dict[str, NodeGuard]:
+        """The records of those of these nodes that have one, in one listing."""
+        found = {e.key: e for e in await self._store.list(PREFIX) if e.key.endswith(".state")}
+        known = {name: found[key] for name in names if (key := self._key(name, "state")) in found}
+        return {name: _decode(entry.value, NodeGuard) or NodeGuard() for name, entry in known.items()}
+
+    async def count(self, node_name: str, action: Action, ident: str) -> NodeGuard:
+        """Count an action that somebody else decided and that has been done."""
+        entry = Counted(ident, action, self._now())
+        return await self._change(
+            node_name, lambda node: storm_guard.done_by_others(node, entry, self._policy.guard)
+        )
+
+    async def unsettled(self) -> list[Deed]:
+        """This job's actions that nobody has followed up yet, whoever began them."""
+        found = [entry for entry in await self._store.list(PREFIX) if entry.key.endswith(".state")]
+        deeds = [node.deed for entry in found if (node := _decode(entry.value, NodeGuard)) is not None]
+        return [deed for deed in deeds if deed and deed.job == self._job and not deed.followed_up]
+
+    async def forget(self) -> None:
+        """Delete what matters to nobody any more: pages and anchors of long ago, nodes that were calm."""
+        now = self._now()
+        for entry in await self._store.list(PREFIX):
+            if _is_old(entry, now):
+                try:
+                    await self._store.delete(entry.key, entry.revision)
+                except RevisionConflict:
+                    continue  # it matters to somebody
+
+    async def follow_up(self, case: Case) -> None:
+        """See whether this job's last action on the case's node has helped, and call a human if not."""
+        node, _ = await self.node(case.node_name)
+        deed = node.deed
+        if deed is None or deed.job != self._job or deed.followed_up:
+            return
+        bad, _ = await self._world.look(case)
+        what, reason = storm_guard.follow_up(deed, bad, self._now(), self._policy.guard)
+        if what is storm_guard.FollowUp.WAIT:
+            return
+        if what is storm_guard.FollowUp.GIVE_UP:
+            text = f"{IN_WORDS[deed.action]} on {case.node_name}: {reason}; was it done?"
+            if await self.page(case.node_name, f"unknown.{deed.id}", text, urgent=True):
+                await self._settle(case.node_name, deed.id, Outcome.UNKNOWN)
+            return
+        if what is storm_guard.FollowUp.ESCALATE:
+            # Before the record says so: a page that is sent twice is better than one that never is.
+            text = f"{case.node_name}: {reason}. {deed.reason}"
+            if not await self.page(case.node_name, f"no_help.{deed.id}", text, urgent=True):
+                return
+        self._world.note(case, f"guard.{what.value}", reason)
+        await self._change(case.node_name, lambda now: storm_guard.followed_up(now, deed.id))
+
+    async def page(self, node_name: str, what: str, text: str, *, urgent: bool) -> bool:
+        """Call humans, once for each `what` of a node. False while another has claimed it: it may have died
+        before it sent it, so whoever relies on the page asks again.
+        """
+        key = self._key(node_name, f"{_token(self._job)}.page.{_token(what)}")
+        entry = await self._store.get(key)
+        record = _decode(entry.value, PageRecord) if entry else None
+        if not storm_guard.page_is_due(record, self._now(), PAGE_PATIENCE_S):
+            return record is not None and record.sent
+        claim = PageRecord(self._now())
+        try:
+            if entry is None:
+                revision = await self._store.create(key, msgspec.json.encode(claim))
+            else:
+                revision = await self._store.update(key, msgspec.json.encode(claim), entry.revision)
+        except (KeyExists, RevisionConflict):
+            return False  # another has claimed it
+        await self._world.page(f"{node_name}.{what}", text, urgent=urgent)
+        try:
+            await self._store.update(
+                key, msgspec.json.encode(msgspec.structs.replace(claim, sent=True)), revision
+            )
+        except RevisionConflict:
+            logger.info("page %s was sent twice", key)
+        return True
+
+    # ------------------------------------------------------------ the parts of a look
+
+    async def _look(self, case: Case) -> storm_guard.Seen:
+        bad, boundary = await self._world.look(case)
+        key = (case.node_name, case.verdict)
+        if not bad:
+            self._seen.pop(key, None)
+            return storm_guard.Seen(False, boundary, 0)
+        times, last = self._seen.get(key, (0, -math.inf))
+        if not 0 <= self._now() - last < self._policy.guard.look_s / 2:
+            times, last = times + 1, self._now()
+            self._seen[key] = times, last
+        return storm_guard.Seen(True, boundary, times)
+
+    async def _anchor(self, case: Case, known: Known) -> None:
+        anchor = Anchor(self._now(), self._name, secrets.token_hex(8), self._now())
+        if known.anchor_revision:
+            await self._clear(case, known)  # it makes no sense, and would be in the way for ever
+        try:
+            await self._store.create(self._anchor_key(case), msgspec.json.encode(anchor))
+        except KeyExists:
+            return  # the first observer wins, and everybody sees its clock
+
+    async def _confirm(self, case: Case, known: Known) -> None:
+        """Write down now and then that the condition was seen again."""
+        anchor, every_s = known.anchor, storm_guard.stale_s(self._policy.guard) / 3
+        if anchor is None or self._now() - anchor.seen < every_s:
+            return
+        seen = msgspec.structs.replace(anchor, seen=self._now())
+        try:
+            await self._store.update(self._anchor_key(case), msgspec.json.encode(seen), known.anchor_revision)
+        except RevisionConflict:
+            return  # another has just done so, or has cleared it
+
+    async def _clear(self, case: Case, known: Known) -> None:
+        try:
+            await self._store.delete(self._anchor_key(case), known.anchor_revision or None)
+        except RevisionConflict:
+            return  # a new incident has begun meanwhile
+
+    async def _would(self, case: Case, known: Known, reason: str) -> None:
+        incident = known.anchor.incident if known.anchor else "now"
+        self._note(case, "would_act", f"{IN_WORDS[case.action]} on {case.node_name}: {reason}")
+        text = f"{IN_WORDS[case.action]} on {case.node_name} is due, but the policy is to observe: {reason}"
+        await self.page(case.node_name, f"would.{case.action.value}.{incident}", text, urgent=False)
+
+    async def _carry_out(self, case: Case, reason: str) -> None:
+        try:
+            lock = await self._store.lease(
+                self._key(case.node_name, "lock"), self._name.encode(), self._policy.guard.lock_s
+            )
+        except KeyExists:
+            self._note(case, "locked", "another instance is at it")
+            return
+        try:
+            await self._under(lock, case, reason)
+        finally:
+            try:
+                await lock.release()
+            except StoreUnavailable as error:
+                logger.warning("the lock on %s is left to expire: %s", case.node_name, error)
+
+    async def _under(self, lock: Lease, case: Case, reason: str) -> None:
+        incident = await self._send_evidence(case, reason)
+        # It may have taken a minute, and the first look may have been wrong by the time: everything anew.
+        known = await self.known(case)
+        seen = await self._look(case)
+        again = storm_guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
+        if again.do is not Do.ACT:
+            self._world.note(case, "guard.cancelled", again.reason)
+            text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is cancelled: {again.reason}"
+            await self.page(case.node_name, f"cancelled.{incident}", text, urgent=False)
+            if again.do is Do.CLEAR:
+                await self._clear(case, known)
+            return
+        deed = Deed(
+            id=secrets.token_hex(8),
+            action=case.action,
+            verdict=case.verdict.value,
+            reason=again.reason,
+            job=self._job,
+            node_name=case.node_name,
+            worker=case.worker,
+            by=self._name,
+            token=lock.token,
+            at=self._now(),
+        )
+        if not lock.held or not await self._commit(case, known, deed):
+            self._world.note(case, "guard.cancelled", "another instance was quicker")
+            return
+        if not lock.held or self._now() - deed.at > self._policy.guard.lock_s:
+            # We were asleep: by now it may be somebody else's turn.
+            outcome, said = Outcome.WITHDRAWN, "the lock was lost before the action"
+        else:
+            outcome, said = await self._world.act(case, deed)
+        await self._finish(case, deed, outcome, said)
+        await self._clear(case, known)
+
+    async def _send_evidence(self, case: Case, reason: str) -> str:
+        """Have what is known on its way, and in the journal, before the action destroys it. Returns the
+        incident.
+        """
+        try:
+            evidence = await asyncio.wait_for(self._world.collect(case), COLLECT_S)
+        except asyncio.TimeoutError:
+            evidence = f"no evidence could be collected in {COLLECT_S:.0f} s"
+        except OSError as error:  # what humans would have liked to read; nothing depends on it
+            evidence = f"no evidence could be collected: {error}"
+        anchor = (await self.known(case)).anchor
+        incident = anchor.incident if anchor else "now"
+        text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is due: {reason}\n{evidence}"
+        await self.page(case.node_name, f"due.{incident}", text.rstrip(), urgent=False)
+        return incident
+
+    async def _commit(self, case: Case, known: Known, deed: Deed) -> bool:
+        """Count the deed and begin its cooldown, if nobody has touched the node's record since we read it."""
+        after = msgspec.json.encode(storm_guard.commit(known.node, deed, self._policy.guard))
+        key = self._key(case.node_name, "state")
+        try:
+            if known.node_revision:
+                await self._store.update(key, after, known.node_revision)
+            else:
+                await self._store.create(key, after)
+        except (RevisionConflict, KeyExists):
+            return False
+        return True
+
+    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
+        self._world.note(case, f"guard.{outcome.value}", f"{IN_WORDS[deed.action]}: {said}")
+        what = f"{IN_WORDS[deed.action]} on {case.node_name} ({case.worker}): {deed.reason}"
+        if outcome is Outcome.FAILED:
+            # At once, before anything else can go wrong.
+            await self.page(case.node_name, f"failed.{deed.id}", f"FAILED: {what}. {said}", urgent=True)
+        await self._settle(case.node_name, deed.id, outcome)
+        if outcome is Outcome.DONE:
+            await self.page(case.node_name, f"done.{deed.id}", f"{what}. {said}", urgent=False)
+
+    async def _settle(self, node_name: str, deed_id: str, outcome: Outcome) -> None:
+        await self._change(
+            node_name, lambda node: storm_guard.settle(node, deed_id, outcome, self._policy.guard)
+        )
+
+    async def _change(self, node_name: str, edit: Callable[[NodeGuard], NodeGuard]) -> NodeGuard:
+        key = self._key(node_name, "state")
+        for _ in range(ROUNDS_MAX):
+            before, revision = await self.node(node_name)
+            after = edit(before)
+            if after == before:
+                return after
+            try:
+                if revision:
+                    await self._store.update(key, msgspec.json.encode(after), revision)
+                else:
+                    await self._store.create(key, msgspec.json.encode(after))
+            except (RevisionConflict, KeyExists):
+                continue
+            return after
+        raise StoreUnavailable(f"cannot change the guard's record of {node_name}: others do all the time")
+
+    def _note(self, case: Case, code: str, detail: str) -> None:
+        """Note what has changed since the last look: the numbers in a reason change with every one."""
+        key = (case.node_name, case.verdict)
+        if code == Do.NOTHING.value:
+            self._noted.pop(key, None)
+        elif self._noted.get(key) != code:
+            self._noted[key] = code
+            self._world.note(case, f"guard.{code}", detail)
+
+    def _now(self) -> float:
+        return self._world.now()
+
+    def _anchor_key(self, case: Case) -> str:
+        return self._key(case.node_name, f"{_token(self._job)}.anchor.{case.verdict.value}")
+
+    def _key(self, node_name: str, rest: str) -> str:
+        return f"{PREFIX}.{_token(node_name)}.{rest}"
+
+
+def _is_old(entry: Entry, now: float) -> bool:
+    if ".page." in entry.key:
+        page = _decode(entry.value, PageRecord)
+        return page is None or now - page.claimed_at > OLD_S
+    if ".anchor." in entry.key:
+        anchor = _decode(entry.value, Anchor)
+        return anchor is None or now - anchor.seen > OLD_S
+    node = _decode(entry.value, NodeGuard) if entry.key.endswith(".state") else None
+    return node is not None and all(now - counted.at > OLD_S for counted in node.counted)
+
+
+def _decode(value: bytes, kind: type[T]) -> T | None:
+    """A record; None, and a line in the log, if it makes no sense: then the guard begins anew with it."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        logger.error("ignored a record of the guard that can't be read as %s: %s", kind.__name__, error)
+        return None
+
+
+def _token(name: str) -> str:
+    """A name as a part of a key: names may have any characters and be long, keys may not."""
+    token = name.encode(errors="replace").hex()
+    if len(token) > TOKEN_CHARS_MAX:
+        token = hashlib.sha256(name.encode(errors="replace")).hexdigest()
+    return token or "_"  # what is of no node

@@ -1,0 +1,109 @@
+"""What `aegisctl` asks about nodes through a job's master: taint, untaint, and what is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from aegis_elastic.control.controllers.contract import Clerk
+from aegis_elastic.control.host.cluster import ClusterScope, Edit, Seen
+from aegis_elastic.control.isolation.isolations import Isolations
+from aegis_elastic.core.policy import node_records
+from aegis_elastic.core.policy.node_records import MANUAL, NodeTaint
+from aegis_elastic.store.contract import StoreError
+
+
+class TaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `aegisctl taint` asks of a master. `until` in wall seconds, 0 for no end."""
+
+    nodes: tuple[str, ...]
+    reason: str
+    by: str
+    until: float = 0.0
+    isolate: bool = False
+
+
+class UntaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `aegisctl untaint` asks of a master."""
+
+    nodes: tuple[str, ...]
+
+
+class Changed(Protocol):
+    """Hears of a record that was changed by hand, and whether its taints were lifted."""
+
+    def __call__(self, node: str, seen: Seen, *, lifted: bool = False) -> None: ...
+
+
+class NodeClerk:
+    """Answers for one job. Every answer is ValueError where the records can't be had."""
+
+    def __init__(
+        self,
+        scope: ClusterScope,
+        changed: Changed,
+        isolations: Isolations | None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`changed` is told at once, before any watch of the store could."""
+        self._scope = scope
+        self._changed = changed
+        self._isolations = isolations
+        self._now = now
+
+    @property
+    def clerks(self) -> dict[str, Clerk]:
+        """Operation to who answers it."""
+        return {"taint": self._taint, "untaint": self._untaint, "nodes": self._nodes}
+
+    async def _taint(self, args: dict[str, Any]) -> Any:
+        asked = _convert(args, TaintCall)
+        taint = NodeTaint(
+            node_records.clip(asked.reason), MANUAL, self._now(), node_records.clip(asked.by), asked.until
+        )
+        if asked.isolate and self._isolations is None:
+            raise ValueError("this job has no isolation driver (--aegis-isolation)")
+        rows = []
+        for node in asked.nodes:
+            seen = await self._edit(node, lambda found: node_records.tainted(found, taint))
+            self._changed(node, seen)
+            rows.append(node_records.row(seen.record, self._now()))
+            if asked.isolate and self._isolations is not None:
+                self._isolations.ask(node, taint.reason)
+        return rows
+
+    async def _untaint(self, args: dict[str, Any]) -> Any:
+        asked = _convert(args, UntaintCall)
+        rows = []
+        for node in asked.nodes:
+            seen = await self._edit(node, node_records.untainted)
+            self._changed(node, seen, lifted=True)
+            rows.append(node_records.row(seen.record, self._now()))
+        return rows
+
+    async def _nodes(self, args: dict[str, Any]) -> Any:
+        try:
+            records = await self._scope.records()
+        except StoreError as error:
+            raise ValueError(f"cannot read the records of nodes: {error}") from error
+        now = self._now()
+        return {
+            "where": self._scope.where,
+            "nodes": [node_records.row(each, now) for each in records.values()],
+        }
+
+    async def _edit(self, node: str, edit: Edit) -> Seen:
+        try:
+            return await self._scope.changed(node, edit)
+        except StoreError as error:
+            raise ValueError(f"cannot change the record of node {node}: {error}") from error
+
+
+def _convert(args: dict[str, Any], kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(args, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"cannot understand what is asked: {error}") from error

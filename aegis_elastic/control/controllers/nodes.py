@@ -1,0 +1,405 @@
+"""The desk that knows the cluster's nodes: what their records say becomes Taint and Untaint, and what the job
+finds out about a node goes into its record, and to the scheduler.
+
+It is level-triggered on the records: whatever changes them (another job, an operator, time) is told to
+`step`, which ignores what it knows. Before an agent's Join is decided on its node's record is read anew, so
+that no late watch lets a bad node in. If the store can't be reached the job goes on with what is known; that
+is said once, loudly, and what is to be written waits until it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from aegis_elastic.control.controllers.contract import Decided, Desks, end_all
+from aegis_elastic.control.controllers.node_admin import NodeClerk
+from aegis_elastic.control.host.cluster import (
+    ClusterScope,
+    Edit,
+    Seen,
+    node_key,
+    of_cluster,
+    of_job,
+    record_of,
+)
+from aegis_elastic.control.host.config import NodesConfig
+from aegis_elastic.control.isolation import drivers
+from aegis_elastic.control.isolation.isolations import Isolations, Objection, Page, log_page
+from aegis_elastic.core.events import Event, Noted, RecordErrorNode, Taint, Untaint
+from aegis_elastic.core.model import ErrorNode, JobSpec, Status
+from aegis_elastic.core.policy import node_records
+from aegis_elastic.core.policy.node_records import (
+    ANOMALY,
+    HARDWARE,
+    MANUAL,
+    NOTICE,
+    Incident,
+    NodeRecord,
+    NodeTaint,
+)
+from aegis_elastic.core.protocol.messages import Message
+from aegis_elastic.store.contract import Change, Store, StoreError
+
+logger = logging.getLogger(__name__)
+
+# A day: long enough that nobody meets the node again tonight, and somebody has looked at the page by then.
+TAINT_S = 86400.0
+# A first Join waits this long for the records, every later one for its node's; then what is known must do.
+LOAD_PATIENCE_S = 5.0
+# Both are well within what an agent waits for its answer, and long enough for a busy host.
+LOOK_PATIENCE_S = 6.0
+RETRY_S, RETRY_S_MAX = 1.0, 30.0
+CLOSE_PATIENCE_S = 2.0
+# While the store is away notes wait in memory; they are worth less than that.
+NOTES_MAX = 1000
+# What watchers of ranks and nodes say of a node's health; other notes are about our own doings.
+ANOMALIES = ("cpu.", "gpu.", "memory.", "network.", "signature.")
+# Of these, the log lines that name hardware say something of the machine; the others of what ran on it.
+OF_THE_MACHINE = tuple(
+    f"signature.{kind}_" for kind in ("gpu", "ib", "pcie", "nic", "nvswitch", "disk", "efa", "driver", "host")
+)
+
+
+def source_of(spec: JobSpec) -> str:
+    """How a job is called in the records of nodes: they outlive it, and so must its name."""
+    return f"{spec.namespace}/{spec.job_name}/{spec.generation}"
+
+
+class NodeDesk:
+    """One job's eye and hand on the records of nodes."""
+
+    def __init__(
+        self,
+        scope: ClusterScope,
+        spec: JobSpec,
+        feed: Callable[[Event], None],
+        *,
+        taint_s: float = TAINT_S,
+        fresh: bool = False,
+        isolations: Isolations | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`taint_s`: how long a taint of ours lasts (0: until it is lifted). `fresh`: the job has just begun,
+        and what a store of its own holds of an earlier one is not its.
+        """
+        self._scope = scope
+        self._source = source_of(spec)
+        self._feed = feed
+        self._taint_s = taint_s
+        self._fresh = fresh and not scope.shared
+        self._isolations = isolations
+        self._now = now
+        self._records: dict[str, NodeRecord] = {}
+        self._revisions: dict[str, int] = {}
+        # Ours that are not written yet: nobody may read the node's record as if it were free.
+        self._unwritten: dict[str, NodeTaint] = {}
+        self._status: Status | None = None
+        self._loaded = asyncio.Event()
+        self._writes: asyncio.Queue[tuple[str, Edit]] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._away = False
+        self._due = math.inf
+        self._began_s = time.monotonic()
+        self._told = set[str]()
+        self._asked = set[tuple[str, NodeTaint]]()
+
+    # ------------------------------------------------------------ as a desk
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """See `Desk.heard`: nothing of this is said in reports."""
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """See `Desk.followed`."""
+        begins = self._status is None
+        self._status = status
+        for event, made in done:
+            for effect in made.effects:
+                if isinstance(effect, RecordErrorNode):
+                    self._condemned(effect.node_name, made.status)
+            if isinstance(event, Noted) and event.node_name and event.code.startswith(ANOMALIES):
+                self._note(event)
+        if begins:
+            self._run(self._follow())
+            self._run(self._write())
+
+    def due_s(self) -> float:
+        """See `Desk.due_s`: when the next taint runs out."""
+        return time.monotonic() + self._due - self._now() if math.isfinite(self._due) else math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """See `Desk.turn`."""
+        self._set_due()
+        ran_out = [node for node, record in self._records.items() if record.taints]
+        for node in ran_out:
+            self._see_to_isolation(node)
+        return [self._event(node) for node in ran_out]
+
+    async def close(self) -> None:
+        """See `Desk.close`. What is to be written or isolated gets a moment: the job may end because of
+        it.
+        """
+        until_s = time.monotonic() + CLOSE_PATIENCE_S
+        if self._unwritten:
+            try:
+                await asyncio.wait_for(self._writes.join(), CLOSE_PATIENCE_S)
+            except asyncio.TimeoutError:
+                logger.error("what this job found out about %s is not recorded", ", ".join(self._unwritten))
+        if self._isolations is not None:
+            await self._isolations.close(max(until_s - time.monotonic(), 0.0))
+        await end_all(self._tasks)
+
+    # ------------------------------------------------------------ at the door
+
+    async def before_join(self, node_name: str) -> float:
+        """See `Porter`: have `step` know what this node's record says now; returns its score."""
+        try:
+            patience_s = max(self._began_s + LOAD_PATIENCE_S - time.monotonic(), 0.0)
+            await asyncio.wait_for(self._loaded.wait(), patience_s)
+            seen = await asyncio.wait_for(self._scope.look(node_name), LOOK_PATIENCE_S)
+        except (StoreError, asyncio.TimeoutError) as error:
+            self._lost_sight(error)
+        else:
+            self._back_in_sight()
+            self._learn(node_name, seen)
+        known = self._records.get(node_name)
+        return node_records.score(known, self._now()) if known else 0.0
+
+    def changed_by_hand(self, node: str, seen: Seen, *, lifted: bool = False) -> None:
+        """An operator has changed this node's record through this job; `lifted` its taints, ours included."""
+        if lifted:
+            self._unwritten.pop(node, None)
+        self._learn(node, seen)
+
+    # ------------------------------------------------------------ from the store
+
+    async def _follow(self) -> None:
+        """Know the records, through every outage of the store, for ever."""
+        retry_s = RETRY_S
+        while True:
+            try:
+                if self._fresh:
+                    await self._scope.clear()
+                    self._fresh = False
+                async with await self._scope.watch() as watch:
+                    found = [(record_of(entry), entry.revision) for entry in watch.snapshot]
+                    self._load({r.node_name: Seen(r, revision) for r, revision in found if r is not None})
+                    retry_s = RETRY_S
+                    await self._scope.forget(self._now())
+                    async for change in watch:
+                        self._changed(change)
+            except StoreError as error:
+                self._lost_sight(error)
+            except Exception:  # whatever it was, a node that others condemn meanwhile would be let in
+                logger.exception("THE RECORDS OF NODES are not followed: trying again in %g s", retry_s)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_S_MAX)
+
+    def _load(self, records: dict[str, Seen]) -> None:
+        """The records as they are now. What the job has found and nobody has written down is written."""
+        assert self._status is not None
+        self._back_in_sight()
+        for found in self._status.error_nodes:
+            taint = self._taint_of(found)
+            record = _of(records, found.node_name).record
+            ours = found.job == self._status.spec.job_name
+            if ours and found.kind != MANUAL and not node_records.knows(record, taint):
+                self._enter(found.node_name, taint)
+        self._told.update(node.node_name for node in self._status.error_nodes)
+        for name in {*records, *self._told}:
+            self._learn(name, _of(records, name))
+        self._loaded.set()
+
+    def _changed(self, change: Change) -> None:
+        if change.entry is None:
+            # Somebody has deleted the record; keys don't tell names.
+            gone = [node for node in self._records if node_key(node) == change.key]
+            for node in gone:
+                self._learn(node, Seen(NodeRecord(node), 0))
+            return
+        record = record_of(change.entry)
+        if record is not None:
+            self._learn(record.node_name, Seen(record, change.entry.revision))
+
+    def _learn(self, node: str, seen: Seen) -> None:
+        """This is what the node's record says: tell `step`, and the scheduler."""
+        if 0 < seen.revision < self._revisions.get(node, 0):
+            return  # A watch that lags behind what was read at the door: the node has passed its trial since.
+        self._revisions[node] = seen.revision
+        self._records[node] = seen.record
+        self._set_due()
+        event = self._event(node)
+        if isinstance(event, Taint):
+            self._told.add(node)
+        if node in self._told:  # of clean nodes there are thousands, and nobody need hear of them
+            self._feed(event)
+        self._see_to_isolation(node)
+
+    def _see_to_isolation(self, node: str) -> None:
+        """Whom this job has condemned, now or in an earlier life, the scheduler should not have; who is free
+        it gets back, whoever had taken it.
+        """
+        if self._isolations is None or node in self._unwritten:
+            return
+        record, now = self._records[node], self._now()
+        taint = node_records.condemned(record, now)
+        ours = taint is not None and taint.job.rpartition("/")[0] == self._source.rpartition("/")[0]
+        if taint is not None and ours and record.isolated is None:
+            # Once for each taint: what was refused or given up is a human's, and records change often.
+            if (node, taint) not in self._asked:
+                self._asked.add((node, taint))
+                self._isolations.ask(node, taint.reason)
+        elif record.isolated is not None and node_records.judge(record, now).free:
+            self._isolations.release(node)
+
+    def _believed(self, node: str) -> NodeRecord:
+        record = self._records.get(node) or NodeRecord(node)
+        unwritten = self._unwritten.get(node)
+        return node_records.tainted(record, unwritten) if unwritten else record
+
+    def _event(self, node: str) -> Event:
+        verdict = node_records.judge(self._believed(node), self._now())
+        if verdict.taint is None:
+            return Untaint(node, "no taint stands")
+        if verdict.standing is node_records.Standing.PROBATION:
+            return Taint(node, verdict.why, HARDWARE)
+        taint = verdict.taint
+        said = taint.reason if taint.job == self._source else f"{taint.reason} (says {taint.job})"
+        return Taint(node, said, taint.kind, taint.until)
+
+    def _set_due(self) -> None:
+        now = self._now()
+        self._due = min(
+            (node_records.changes_at(record, now) for record in self._records.values()), default=math.inf
+        )
+
+    # ------------------------------------------------------------ to the store
+
+    def _condemned(self, node: str, status: Status) -> None:
+        """The job has decided that this node must leave."""
+        found = next((each for each in status.error_nodes if each.node_name == node), None)
+        if found is not None:
+            self._enter(node, self._taint_of(found))
+
+    def _taint_of(self, found: ErrorNode) -> NodeTaint:
+        until = found.until or (found.time + self._taint_s if self._taint_s else 0.0)
+        return NodeTaint(node_records.clip(found.reason), found.kind, found.time, self._source, until)
+
+    def _enter(self, node: str, taint: NodeTaint) -> None:
+        self._unwritten[node] = taint
+
+        def entered(record: NodeRecord) -> NodeRecord:
+            # Once, by whichever master: if it was lifted since, an operator knew better.
+            lifted = self._unwritten.get(node) != taint or node_records.knows(record, taint)
+            return record if lifted else node_records.tainted(record, taint)
+
+        self._writes.put_nowait((node, entered))
+
+    def _note(self, event: Noted) -> None:
+        kind = ANOMALY if event.code.startswith(OF_THE_MACHINE) else NOTICE
+        incident = Incident(node_records.clip(event.code), kind, min(event.time, self._now()), self._source)
+        known = self._records.get(event.node_name) or NodeRecord(event.node_name)
+        if node_records.happened(known, incident) is not known and self._writes.qsize() < NOTES_MAX:
+            self._writes.put_nowait((event.node_name, lambda record: node_records.happened(record, incident)))
+
+    async def _write(self) -> None:
+        """Write what is to be written, one after the other, for as long as it takes."""
+        await self._loaded.wait()
+        while True:
+            node, edit = await self._writes.get()
+            try:
+                await self._write_one(node, edit)
+            except Exception:  # a note that can't be written must not keep the others from being written
+                logger.exception("THE RECORD OF NODE %s is not written; for this job it stands", node)
+            finally:
+                self._writes.task_done()
+
+    async def _write_one(self, node: str, edit: Edit) -> None:
+        retry_s = RETRY_S
+        while True:
+            try:
+                seen = await self._scope.changed(node, edit)
+                break
+            except StoreError as error:
+                self._lost_sight(error)
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_S_MAX)
+        self._back_in_sight()
+        unwritten = self._unwritten.get(node)
+        if unwritten is not None and node_records.knows(seen.record, unwritten):
+            del self._unwritten[node]
+        self._learn(node, seen)
+
+    def _back_in_sight(self) -> None:
+        if self._away:
+            self._away = False
+            logger.warning("the records of nodes in %s can be had again", self._scope.where)
+
+    def _lost_sight(self, error: Exception) -> None:
+        if not self._away:
+            self._away = True
+            logger.error(
+                "THE RECORDS OF NODES in %s can't be had: %s. Training goes on; until they are back, a node "
+                "that others have tainted may be let in, and what this job finds waits to be written",
+                self._scope.where,
+                str(error) or "no answer",
+            )
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(_say_if_broken)
+
+
+def sit_down(
+    desks: Desks,
+    feed: Callable[[Event], None],
+    spec: JobSpec,
+    config: NodesConfig,
+    store: Store,
+    *,
+    fresh: bool,
+    page: Page = log_page,
+    objection: Objection | None = None,
+) -> ClusterScope:
+    """Give a job its desk for nodes, and return the scope that it works on: the cluster's, or the job's own
+    `store`. ValueError if the isolation driver can't be used here.
+    """
+    scope = of_cluster(config.state_dir, config.store) or of_job(store)
+    driver = drivers.make(config.isolation, dry_run=config.isolation_dry_run)
+
+    def note(node: str, code: str, detail: str) -> None:
+        feed(Noted("", node, code, detail, time.time()))
+
+    isolations = None
+    if driver is not None:
+        isolations = Isolations(
+            driver,
+            scope,
+            source_of(spec),
+            now=time.time,
+            note=note,
+            page=page,
+            most=config.isolation_max,
+            objection=objection,
+        )
+    desk = NodeDesk(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
+    desks.add(desk)
+    desks.watch_the_door(desk, desk.before_join)
+    # Not when this desk breaks: the guard keeps its records there, too.
+    desks.at_the_end(scope.close)
+    desks.clerks |= NodeClerk(scope, desk.changed_by_hand, isolations).clerks
+    return scope
+
+
+def _of(records: Mapping[str, Seen], node: str) -> Seen:
+    return records.get(node) or Seen(NodeRecord(node), 0)
+
+
+def _say_if_broken(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("the records of nodes are no longer followed: %r", task.exception())

@@ -1,0 +1,90 @@
+"""What an operator asks of a running job by `aegisctl`: restart a worker, mark a node, let a node go.
+
+Each is an event of `step` as a detector's or the guard's would be, so it is in the journal, counts alike and
+is refused alike. What would change nothing is refused with the machine's own reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aegis_elastic.control.controllers.contract import Clerk
+from aegis_elastic.core.events import Act, Event, Evict, Mark, Unmark
+from aegis_elastic.core.machine import step
+from aegis_elastic.core.model import PodInfo, Status, Verdict
+
+_BY = "asked by aegisctl"
+
+
+class Asked:
+    """Answers operators of one job. `feed` puts an event in line, `status` gives the newest status."""
+
+    def __init__(self, feed: Callable[[Event], None], status: Callable[[], Status]) -> None:
+        self._feed = feed
+        self._status = status
+
+    @property
+    def clerks(self) -> dict[str, Clerk]:
+        """The operations, by name."""
+        return {"restart": self._restart, "mark": self._mark, "unmark": self._unmark, "evict": self._evict}
+
+    async def _restart(self, args: dict[str, Any]) -> dict[str, str]:
+        status = self._status()
+        pod = self._pod(args) if args.get("worker") else next(iter(status.pods), None)
+        if pod is None:
+            raise ValueError("nobody has a seat yet: there is nothing to restart")
+        if status.recover_count >= status.spec.max_retry:
+            raise ValueError(
+                f"a restart counts like a failure, and all {status.spec.max_retry} retries are used up: "
+                "the job would end"
+            )
+        return self._put(Act(pod.name, "manual", _reason(args)))
+
+    async def _mark(self, args: dict[str, Any]) -> dict[str, str]:
+        pod = self._pod(args)
+        return self._put(Mark(pod.node_name, pod.name, _verdict(args), _reason(args)))
+
+    async def _unmark(self, args: dict[str, Any]) -> dict[str, str]:
+        return self._put(Unmark(self._pod(args).node_name, _verdict(args), _reason(args)))
+
+    async def _evict(self, args: dict[str, Any]) -> dict[str, str]:
+        """Marked slow if it isn't marked: so it leaves at a checkpoint, and only if it can be spared."""
+        pod = self._pod(args)
+        if not any(mark.node_name == pod.node_name for mark in self._status().marks):
+            mark = Mark(pod.node_name, pod.name, Verdict.SLOW, _reason(args))
+            marked = step(self._status(), mark, time.time())
+            if marked.status is self._status():
+                raise ValueError(marked.reason)
+            self._feed(mark)
+            self._feed(Evict(pod.node_name, _reason(args)))
+            return {"said": f"{pod.node_name} leaves after the next checkpoint, if it can be spared"}
+        return self._put(Evict(pod.node_name, _reason(args)))
+
+    def _pod(self, args: dict[str, Any]) -> PodInfo:
+        name = str(args.get("worker", ""))
+        pod = self._status().pod(name)
+        if pod is None:
+            known = ", ".join(pod.name for pod in self._status().pods) or "nobody"
+            raise ValueError(f"no worker called {name!r} has a seat; there are {known}")
+        return pod
+
+    def _put(self, event: Event) -> dict[str, str]:
+        made = step(self._status(), event, time.time())
+        if made.status is self._status():
+            raise ValueError(made.reason)
+        self._feed(event)
+        return {"said": made.reason}
+
+
+def _reason(args: dict[str, Any]) -> str:
+    return str(args.get("reason") or _BY)
+
+
+def _verdict(args: dict[str, Any]) -> Verdict:
+    try:
+        return Verdict(str(args.get("verdict", Verdict.SLOW.value)))
+    except ValueError:
+        known = ", ".join(verdict.value for verdict in Verdict)
+        raise ValueError(f"{args.get('verdict')!r} is no verdict; there are {known}") from None

@@ -1,0 +1,196 @@
+"""The desk for `aegisctl check|bootcheck|burn --job`: it sends an operator's look to all agents and gathers
+answers.
+
+One look at a time. Memory only: what was asked of a master that has died is asked again by whoever wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from aegis_elastic.checks.contract.budgets import DEFAULT_BUDGETS_S, IMPORT_BUDGET_S, TORCH
+from aegis_elastic.control.controllers.contract import Clerk, Decided
+from aegis_elastic.core.events import Event
+from aegis_elastic.core.model import Phase, PodInfo, Status
+from aegis_elastic.core.protocol import operator_checks
+from aegis_elastic.core.protocol.directives import Look, Word
+from aegis_elastic.core.protocol.messages import Message, ReportData
+from aegis_elastic.core.protocol.operator_checks import Answer, NodeAnswer, Progress
+from aegis_elastic.core.rank_assignment import Seat, seating
+
+logger = logging.getLogger(__name__)
+
+_MEET = frozenset(TORCH) - {"env"}
+# Beyond what the checks may take: starting them, and the ways there and back.
+MARGIN_S = 20.0
+BURN_MARGIN_S = 200.0
+# How long one question of aegisctl is held when there is nothing new to tell.
+HOLD_S = 5.0
+BURN_S_MAX = 7 * 86400.0
+
+Say = Callable[[str, Word], Awaitable[None]]
+
+_decoder = msgspec.json.Decoder(Answer)
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    """What aegisctl sends."""
+
+    checks: tuple[str, ...] = ()
+    budgets_s: dict[str, float] = {}
+    burn_s: float = 0.0
+    while_training: bool = False
+
+
+class LookDesk:
+    """One job's. `say` sends a word to one worker."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._status: Status | None = None
+        self._look = ""
+        self._until_s = 0.0
+        self._limit_s = 0.0
+        self._nodes: dict[str, NodeAnswer] = {}
+        self._words: dict[str, Look] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def clerks(self) -> dict[str, Clerk]:
+        """The operations for aegisctl."""
+        return {"look": self._begin, "looked": self._progress}
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """A report: is there an answer in it?"""
+        data = message.data
+        raw = data.watched.get(operator_checks.NAME) if isinstance(data, ReportData) else None
+        known = self._nodes.get(message.pod_name)
+        if raw is None or known is None or not self._look:
+            return
+        try:
+            answer = _decoder.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            logger.warning("ignored what %s says of a look: %s", message.pod_name, error)
+            return
+        if (
+            answer.look == self._look
+            and answer != known.answer
+            and len(answer.results) <= operator_checks.RESULTS_MAX
+        ):
+            self._nodes[message.pod_name] = msgspec.structs.replace(known, answer=answer)
+            self._changed.set()
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """Who takes part now."""
+        self._status = status
+
+    def due_s(self) -> float:
+        """It waits for no time."""
+        return math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Never due."""
+        return ()
+
+    async def close(self) -> None:
+        """Whoever waits for an answer gets it."""
+        self._changed.set()
+
+    # ------------------------------------------------------------ for aegisctl
+
+    async def _begin(self, args: dict[str, Any]) -> Any:
+        """Send the look; returns its progress. ValueError says why it can't be."""
+        try:
+            asked = msgspec.convert(args, _Asked)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"not a look: {error}") from error
+        status = self._status
+        present = [pod for pod in (*status.pods, *status.spares) if not pod.gone] if status else []
+        if status is None or not present:
+            raise ValueError("no node takes part in this job now")
+        if not self._over():
+            raise ValueError("the nodes are being looked at already; wait until that is done")
+        _check_asked(asked, status)
+        seats = seating(status.pods) if _MEET.intersection(asked.checks) else ()
+        if seats:
+            present = [pod for pod in status.pods if not pod.gone]
+            if len(present) < len(seats) or not present[0].store:
+                raise ValueError("the collective checks need every node, and one is missing now")
+        self._look = secrets.token_hex(8)
+        self._limit_s = _limit_s(asked)
+        self._until_s = time.monotonic() + self._limit_s
+        self._nodes = {pod.name: NodeAnswer(pod.name, pod.node_name) for pod in present}
+        self._words = {pod.name: self._word(asked, pod, seats, present[0].store) for pod in present}
+        await self._send()
+        return self._told()
+
+    async def _send(self) -> None:
+        """The look to all who have not answered: the bus may lose a word, and who has heard it ignores it."""
+        for worker, node in self._nodes.items():
+            if node.answer is None:
+                await self._say(worker, self._words[worker])
+
+    async def _progress(self, args: dict[str, Any]) -> Any:
+        """How the look stands, at once if that has changed since it was told last, else after a while."""
+        if args.get("look") != self._look:
+            raise ValueError("no such look: another was begun since, or the master was started anew")
+        if not self._over():
+            try:
+                await asyncio.wait_for(self._changed.wait(), HOLD_S)
+            except asyncio.TimeoutError:
+                await self._send()  # Nothing new: that is told, too.
+        self._changed.clear()
+        return self._told()
+
+    def _told(self) -> Any:
+        progress = Progress(self._look, tuple(self._nodes.values()), self._over(), self._limit_s)
+        return msgspec.to_builtins(progress)
+
+    def _over(self) -> bool:
+        done = all(node.answer is not None and node.answer.done for node in self._nodes.values())
+        return done or time.monotonic() >= self._until_s
+
+    def _word(self, asked: _Asked, pod: PodInfo, seats: Sequence[Seat], store: str) -> Look:
+        world: dict[str, int | str] = {}
+        seat = next((seat for seat in seats if seat.uid == pod.uid), None)
+        if seat is not None:
+            host, _, port = store.rpartition(":")
+            world = {
+                "groupRank": seat.group_rank,
+                "groupWorldSize": len(seats),
+                "rankOffset": seat.rank_offset,
+                "worldSize": sum(each.nproc for each in seats),
+                "localWorldSize": seat.nproc,
+                "masterAddr": host.strip("[]"),
+                "masterPort": int(port),
+                "tag": f"look-{self._look}",
+            }
+        return Look(pod.uid, self._look, asked.checks, asked.budgets_s, asked.burn_s, world)
+
+
+def _check_asked(asked: _Asked, status: Status) -> None:
+    if not asked.checks and not 0 < asked.burn_s <= BURN_S_MAX:
+        raise ValueError(f"nothing to look at: no checks, and {asked.burn_s:g} s of burning")
+    disturbing = sorted(set(asked.checks) - operator_checks.HARMLESS) or (["burn"] if asked.burn_s else [])
+    if disturbing and status.phase is not Phase.PENDING and not asked.while_training:
+        raise ValueError(
+            f"{', '.join(disturbing)} would disturb the training (it takes the network or the devices); say "
+            "--while-training if that is wanted"
+        )
+
+
+def _limit_s(asked: _Asked) -> float:
+    if asked.burn_s:
+        return asked.burn_s + BURN_MARGIN_S
+    budgets = {name: asked.budgets_s.get(name, DEFAULT_BUDGETS_S.get(name, 60.0)) for name in asked.checks}
+    in_turn = sum(seconds for name, seconds in budgets.items() if name in TORCH)
+    side_by_side = max((seconds for name, seconds in budgets.items() if name not in TORCH), default=0.0)
+    return max(in_turn + (IMPORT_BUDGET_S if in_turn else 0.0), side_by_side) + MARGIN_S

@@ -1,0 +1,117 @@
+"""The desk that looks into failures: what each one was, said in the journal, and whether it ends the job.
+
+What is decided stays with `step`; this desk weighs the evidence (`core.accounts.post_mortem`) and notes the
+conclusion. Only with `--aegis-fail-fast` it asks for something: that a job ends whose failure is the user's
+own error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aegis_elastic.checks.contract.environments import summarise
+from aegis_elastic.checks.contract.request import Scalar
+from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.core.accounts.journal import BadJournal, Line, takes_long, walk
+from aegis_elastic.core.accounts.post_mortem import Inquest
+from aegis_elastic.core.diagnosis import evidence
+from aegis_elastic.core.diagnosis.evidence import Conclusion
+from aegis_elastic.core.events import Event, Finish, Noted, Quit
+from aegis_elastic.core.machine import Transition
+from aegis_elastic.core.model import TERMINAL, Phase, Status
+from aegis_elastic.core.protocol.messages import Message
+
+logger = logging.getLogger(__name__)
+
+
+class InquestDesk:
+    """One job's. `earlier`: the journal of a job that is continued, so that its last failure is known."""
+
+    def __init__(
+        self,
+        feed: Callable[[Event], None],
+        *,
+        fail_fast: bool,
+        earlier: Callable[[], Iterable[Line]] = tuple,
+    ) -> None:
+        self._feed = feed
+        self._fail_fast = fail_fast
+        self._inquest = Inquest()
+        self._status: Status | None = None
+        self._environments: dict[str, Mapping[str, Scalar]] = {}
+        self._recall(earlier)
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Reports say nothing here that their events don't."""
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """Gather what these decisions tell, and say what has become clear."""
+        for event, made in done:
+            before, self._status = self._status or made.status, made.status
+            concluded = self._inquest.follow(event, before, made)
+            if concluded is not None and made.status.phase not in TERMINAL:
+                self._say(concluded, before)
+            if isinstance(event, Finish):
+                self._note_environment(event)
+            if made.name == "error" and self._fail_fast:
+                self._fail_if_users()
+            self._tell_versions(before, made)
+        self._status = status
+
+    def due_s(self) -> float:
+        """It waits for no time."""
+        return math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Never due."""
+        return ()
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+    # ------------------------------------------------------------ what it says
+
+    def _say(self, concluded: Conclusion, status: Status) -> None:
+        pod = status.pod(concluded.worker)
+        code = f"verdict.{concluded.fault_class.replace(' ', '_')}"
+        why = concluded.reason or concluded.code
+        detail = f"class {concluded.fault_class}, level {concluded.level}: {why}"
+        if concluded.fault_class == evidence.CHECKPOINT:
+            logger.warning("%s: %s", concluded.worker, why)
+        self._feed(Noted(concluded.worker, pod.node_name if pod else "", code, detail, time.time()))
+
+    def _fail_if_users(self) -> None:
+        why = self._inquest.users()
+        if why:
+            self._feed(Quit(f"a user's error, and --aegis-fail-fast: {why}"))
+
+    # ------------------------------------------------------------ beside failures
+
+    def _note_environment(self, event: Finish) -> None:
+        for check in event.checks:
+            if check.check_type == "env":
+                self._environments[event.worker] = check.details
+
+    def _tell_versions(self, before: Status, made: Transition) -> None:
+        """One line of the journal, if the bootcheck has found that the workers don't run the same."""
+        if before.phase is not Phase.BOOT_CHECKING or made.status.phase is not Phase.RUN_COMMAND:
+            return
+        line, differing = summarise(self._environments)
+        if differing:
+            logger.warning("%s", line)
+            self._feed(Noted("", "", "bootcheck.versions", line, time.time()))
+
+    def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
+        try:
+            lines = list(earlier())
+            if takes_long(lines):  # to know the last failure is worth no more than that
+                logger.warning("what failed before is not looked up in a journal of %d lines", len(lines))
+                return
+            for walked in walk(lines):
+                if walked.before is not None:
+                    self._inquest.follow(walked.line.event, walked.before, walked.made)
+        except BadJournal as error:
+            logger.warning("what failed before is not known: %s", error)

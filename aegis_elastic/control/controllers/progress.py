@@ -1,0 +1,287 @@
+"""The desk that watches the training's pace: who hangs, who is slow, how far it is.
+
+It hears what every agent tells of its ranks (`agents.watch.progress`) and puts verdicts in line as marks. A
+mark kills nothing; whether something is done about it is for the guard. What it remembers is memory only: a
+master that comes back hears everything again with the next reports, and takes over the marks that stand in
+the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.core.detection import progress, straggler
+from aegis_elastic.core.detection.hang import UNTOLD_S, Hang, Seen, judge
+from aegis_elastic.core.detection.progress import Facts, RankFacts
+from aegis_elastic.core.detection.straggler import Slow, Watch
+from aegis_elastic.core.events import Event, Mark, Noted, Progress, Saved, Started, Unmark
+from aegis_elastic.core.model import Phase, PodInfo, Status, Verdict
+from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData
+
+logger = logging.getLogger(__name__)
+
+NAME = "progress"
+TURN_S = 1.0
+# Older facts say nothing of now. Reading stacks may take an agent this long.
+FRESH_S = 20.0
+# How often the record learns how far training is, without a reason to know.
+RECORD_S = 60.0
+# A report may be on its way while the one before it was the last.
+HINDSIGHT_S = 2.0
+# Others that are so many steps further show that a rank ended before its time.
+EARLY_STEPS = 2
+_HANGS = (Verdict.FROZEN, Verdict.DESYNC, Verdict.STALLED)
+
+
+class _Told:
+    """The last facts of one agent."""
+
+    def __init__(self, facts: Facts, heard_s: float) -> None:
+        self.facts = facts
+        self.heard_s = heard_s
+
+
+class PaceDesk:
+    """One job's. `floor_s`: pauses shorter than this mean nothing. `silent_s`: when an agent counts as
+    silent. `moved` is told (monotonic seconds) whenever the step counter moved.
+    """
+
+    def __init__(
+        self,
+        feed: Callable[[Event], None],
+        *,
+        floor_s: float = progress.FLOOR_S,
+        untold_s: float = UNTOLD_S,
+        silent_s: float = 30.0,
+        moved: Callable[[float], None] = lambda now_s: None,
+    ) -> None:
+        self._feed = feed
+        self._floor_s = floor_s
+        self._untold_s = untold_s
+        self._silent_s = silent_s
+        self._tell_moved = moved
+        self._status: Status | None = None
+        self._told: dict[str, _Told] = {}
+        self._heard: dict[str, float] = {}
+        self._malformed: set[str] = set()
+        self._moved_s = -math.inf
+        self._began_s = math.inf
+        self._step = -1
+        self._recorded_s = -math.inf
+        self._saves: dict[str, int] = {}
+        self._next_s = -math.inf
+        # what stands in the record because of us
+        self._hang: tuple[str, Verdict] | None = None
+        self._unreachable: set[str] = set()
+        self._watch = Watch()
+        self._slow_marks: set[str] = set()
+        self._judged: dict[int, int] = {}
+        self._noted: set[tuple[int, str]] = set()
+
+    # ------------------------------------------------------------ what the master tells
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Note what an agent tells of its ranks."""
+        data, status, worker = message.data, self._status, message.pod_name
+        if not isinstance(data, ReportData) or status is None:
+            return
+        self._heard[worker] = now_s
+        raw = data.watched.get(NAME)
+        if raw is not None and message.incarnation == status.incarnation:
+            try:
+                self._take(worker, progress.decode(raw), now_s)
+            except msgspec.MsgspecError as error:
+                if worker not in self._malformed:
+                    self._malformed.add(worker)
+                    logger.warning("ignored what %s tells of its ranks' progress: %s", worker, error)
+        if message.type is MessageType.ERROR and self._step > status.highest_step:
+            # whether training has come further than at the last failure decides what is done about this one
+            self._feed(Progress(self._step))
+
+    def _take(self, worker: str, facts: Facts, now_s: float) -> None:
+        status = self._status
+        before = self._told.get(worker)
+        if status is None or facts.incarnation != status.incarnation:
+            return
+        if not facts.ranks:
+            # They have ended. How far they came may not have been told before: an error can be quicker than
+            # the first look.
+            self._step = max(self._step, facts.reached if facts.reached >= 0 else facts.counted)
+            return
+        if before is not None and before.facts.look == facts.look:
+            return
+        self._told[worker] = _Told(facts, now_s)
+        if sum(rank.beats for rank in facts.ranks) > sum(
+            rank.beats for rank in (before.facts.ranks if before is not None else ())
+        ):
+            self._moved_s = now_s
+            self._tell_moved(now_s)
+        self._step = max((self._step, *(rank.step for rank in facts.ranks)))
+        saved = facts.saved
+        if saved is not None and self._saves.get(worker) != saved.calls:
+            self._saves[worker] = saved.calls
+            self._feed(Saved(saved.step, saved.path, "called", saved.time))
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """A new incarnation begins with nothing known; marks of hangs end with the old one."""
+        before, self._status = self._status, status
+        now_s = time.monotonic()
+        if before is None:
+            for mark in status.marks:
+                if mark.verdict in _HANGS:
+                    self._hang = mark.node_name, mark.verdict
+                elif mark.verdict is Verdict.UNREACHABLE:
+                    self._unreachable.add(mark.node_name)
+                else:
+                    self._slow_marks.add(mark.node_name)
+            self._watch = Watch(marked=frozenset(self._slow_marks))
+        if before is None or before.incarnation != status.incarnation:
+            self._told.clear()
+            self._judged.clear()
+            self._saves.clear()
+            self._watch = Watch(marked=self._watch.marked)
+            self._step = -1
+            self._began_s = min(self._began_s, now_s)
+            for pod in status.pods:
+                self._heard[pod.name] = now_s
+        if status.phase is not Phase.RUN_COMMAND and self._hang is not None:
+            self._feed(Unmark(*self._hang, "its training was stopped"))
+            self._hang = None
+        self._next_s = min(self._next_s, now_s + TURN_S)
+
+    def due_s(self) -> float:
+        """Once a second while training runs."""
+        running = self._status is not None and self._status.phase is Phase.RUN_COMMAND
+        return self._next_s if running else math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Look at everything that was told."""
+        self._next_s = now_s + TURN_S
+        status = self._status
+        if status is None or status.phase is not Phase.RUN_COMMAND:
+            return ()
+        events = [*self._judge_silence(status, now_s), *self._ended_early(status), *self._first_step(status)]
+        if self._step > status.highest_step and now_s >= self._recorded_s + RECORD_S:
+            self._recorded_s = now_s
+            events.append(Progress(self._step))
+        told = [(pod, self._told[pod.name]) for pod in status.pods if pod.name in self._told]
+        fresh = all(pod.finished or now_s - each.heard_s <= FRESH_S for pod, each in told)
+        if len(told) == len(status.pods) and fresh:
+            ranks = [Seen(rank, pod.name, pod.node_name) for pod, each in told for rank in _ranks(pod, each)]
+            events += self._judge_hang(ranks)
+            events += self._judge_pace(ranks, now_s)
+        return events
+
+    async def close(self) -> None:
+        """Nothing is under way."""
+
+    # ------------------------------------------------------------ verdicts
+
+    def _judge_hang(self, ranks: list[Seen]) -> Iterator[Event]:
+        judgement = judge(ranks, self._floor_s, self._untold_s)
+        hang, marked = judgement.hang, self._hang
+        if hang is not None and marked is not None and not hang.sure:
+            return
+        if marked is not None and (judgement.moves or (hang is not None and _key(hang) != marked)):
+            self._hang = None
+            yield Unmark(*marked, "training moves" if judgement.moves else "it shows as something else now")
+        if hang is not None and _key(hang) != self._hang:
+            self._hang = _key(hang)
+            yield Mark(hang.seen.node_name, hang.seen.worker, hang.verdict, hang.reason)
+
+    def _judge_silence(self, status: Status, now_s: float) -> Iterator[Event]:
+        """Silent while steps advance, which they couldn't without its ranks: unreachable."""
+        for pod in status.pods:
+            heard_s = self._heard.setdefault(pod.name, now_s)
+            silent_s = now_s - heard_s
+            marked = pod.node_name in self._unreachable
+            if not marked and silent_s >= self._silent_s and self._moved_s > heard_s + HINDSIGHT_S:
+                self._unreachable.add(pod.node_name)
+                reason = f"nothing heard of {pod.name} for {silent_s:.0f} s, while training moves on"
+                yield Mark(pod.node_name, pod.name, Verdict.UNREACHABLE, reason)
+            elif marked and silent_s < HINDSIGHT_S:
+                self._unreachable.discard(pod.node_name)
+                yield Unmark(pod.node_name, Verdict.UNREACHABLE, f"{pod.name} can be heard again")
+
+    def _judge_pace(self, ranks: list[Seen], now_s: float) -> Iterator[Event]:
+        own = progress.own_of(seen.facts for seen in ranks)
+        if len(own) < len(ranks) or any(self._judged.get(rank) == each.serial for rank, each in own.items()):
+            return  # a window counts once, and for all of them
+        self._judged = {rank: each.serial for rank, each in own.items()}
+        node_of = {seen.facts.rank: seen for seen in ranks}
+        slow = straggler.slow_ranks(own, {rank: seen.node_name for rank, seen in node_of.items()})
+        worst: dict[str, Slow] = {}
+        for rank, found in sorted(slow.items(), key=lambda item: item[1].share):
+            worst[node_of[rank].node_name] = found
+        nodes = frozenset(seen.node_name for seen in ranks)
+        certainty = {node: found.certainty for node, found in worst.items()}
+        self._watch = straggler.follow(self._watch, certainty, nodes)
+        for node in sorted(self._watch.marked & worst.keys() - self._slow_marks):
+            yield from self._call_slow(node_of[worst[node].rank], worst[node], now_s)
+        for node in sorted(self._slow_marks & nodes - self._watch.marked):
+            self._slow_marks.discard(node)
+            yield Unmark(node, Verdict.SLOW, "it keeps up with its peers again")
+
+    def _call_slow(self, seen: Seen, slow: Slow, now_s: float) -> Iterator[Event]:
+        windows = self._watch.bad[seen.node_name]
+        text = f"{slow.describe()}; {windows} windows in a row"
+        if straggler.pays(slow.share, now_s - self._began_s):
+            self._slow_marks.add(seen.node_name)
+            yield Mark(seen.node_name, seen.worker, Verdict.SLOW, text)
+        elif self._once(seen.facts.rank, "slow"):
+            yield Noted(seen.worker, seen.node_name, "rank.slow", f"{text}; not worth a restart", time.time())
+
+    def _ended_early(self, status: Status) -> Iterator[Event]:
+        """A rank that ends well while others go on: training goes on without it, or stands still."""
+        ranks = [
+            (pod, rank)
+            for pod in status.pods
+            if pod.name in self._told
+            for rank in _ranks(pod, self._told[pod.name])
+        ]
+        furthest = max((rank.step for _, rank in ranks), default=-1)
+        for pod, rank in ranks:
+            early = rank.ended and rank.beats and furthest >= rank.step + EARLY_STEPS
+            if early and self._once(rank.rank, "ended"):
+                yield _ended_early(pod, rank, furthest)
+
+    def _first_step(self, status: Status) -> Iterator[Event]:
+        """When all ranks have made their first step, a recovery is over."""
+        told = [
+            rank for pod in status.pods if pod.name in self._told for rank in self._told[pod.name].facts.ranks
+        ]
+        if len(told) < sum(pod.nproc for pod in status.pods) or not all(rank.beats for rank in told):
+            return
+        last = max(told, key=lambda rank: rank.first_s)
+        if self._once(-1, "first step"):
+            pod = next(pod for pod in status.pods if last in self._told[pod.name].facts.ranks)
+            yield Started(pod.name, pod.uid, status.incarnation, {"first_step_s": last.first_s})
+
+    def _once(self, rank: int, what: str) -> bool:
+        assert self._status is not None
+        key = self._status.incarnation, f"{rank} {what}"
+        fresh = key not in self._noted
+        self._noted.add(key)
+        return fresh
+
+
+def _key(hang: Hang) -> tuple[str, Verdict]:
+    return hang.seen.node_name, hang.verdict
+
+
+def _ranks(pod: PodInfo, told: _Told) -> tuple[RankFacts, ...]:
+    """Its ranks. An agent whose ranks are done tells nothing more of them."""
+    if not pod.finished:
+        return told.facts.ranks
+    return tuple(msgspec.structs.replace(rank, ended=True) for rank in told.facts.ranks)
+
+
+def _ended_early(pod: PodInfo, rank: RankFacts, furthest: int) -> Noted:
+    detail = f"rank {rank.rank} ended without an error after step {rank.step}; others are at step {furthest}"
+    return Noted(pod.name, pod.node_name, "rank.ended_early", detail, time.time())

@@ -1,0 +1,77 @@
+"""The desk that hears which waiting spares have passed their checks: only they make an eviction possible."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+
+from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.core.events import Event, Fit, Noted
+from aegis_elastic.core.model import PodInfo, Status
+from aegis_elastic.core.protocol.messages import Message, ReportData
+
+logger = logging.getLogger(__name__)
+
+UNFIT = "spare.unfit"
+
+
+class FitnessFacts(msgspec.Struct, frozen=True):
+    """What a spare's agent found of its node."""
+
+    fit: bool
+    reason: Annotated[str, msgspec.Meta(max_length=2000)] = ""
+
+
+_decoder = msgspec.json.Decoder(FitnessFacts)
+
+
+class SpareDesk:
+    """One job's."""
+
+    def __init__(self, feed: Callable[[Event], None]) -> None:
+        self._feed = feed
+        self._told: dict[str, bytes] = {}
+        self._waiting: dict[str, PodInfo] = {}
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Tell `step` when a spare's checks have ended."""
+        data = message.data
+        if not isinstance(data, ReportData) or message.uid not in self._waiting:
+            return
+        if self._waiting[message.uid].name != message.pod_name:
+            return
+        facts = bytes(data.watched.get("fitness", b""))
+        if not facts or self._told.get(message.uid) == facts:
+            return
+        self._told[message.uid] = facts
+        try:
+            found = _decoder.decode(facts)
+        except msgspec.MsgspecError as error:
+            logger.warning("%s says of its fitness what can't be read: %s", message.pod_name, error)
+            return
+        self._feed(Fit(message.pod_name, message.uid, found.fit, found.reason))
+        if not found.fit:
+            # For `step` it is what it was before; people want to know that nobody can take a place.
+            node = self._waiting[message.uid].node_name
+            self._feed(Noted(message.pod_name, node, UNFIT, found.reason, time.time()))
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        """Know who waits; one that waits again, after a seat, is checked again and heard again."""
+        self._waiting = {spare.uid: spare for spare in status.spares}
+        self._told = {uid: facts for uid, facts in self._told.items() if uid in self._waiting}
+
+    def due_s(self) -> float:
+        """It waits for no time."""
+        return math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Never due."""
+        return ()
+
+    async def close(self) -> None:
+        """It holds nothing."""

@@ -1,0 +1,190 @@
+"""A recorded run under another policy: when would the guard have acted, and what would the brake have held?
+
+The journal has the marks and findings with their times; the guard's decisions follow from them. What the run
+would have become afterwards nobody knows, so each stretch of a mark, and each round of checks, is judged by
+itself: what was done about it, and what would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from aegis_elastic.core.accounts.journal import Walked
+from aegis_elastic.core.events import Act, Evict, Finish, Hold
+from aegis_elastic.core.machine.change import feasible
+from aegis_elastic.core.machine.node_facts import BOUNDARY_S
+from aegis_elastic.core.model import TERMINAL, NodeMark, Phase, Status, Verdict
+from aegis_elastic.core.policy import correlation, storm_guard
+from aegis_elastic.core.policy.correlation import Round
+from aegis_elastic.core.policy.settings import Policy
+from aegis_elastic.core.policy.storm_guard import Action, Anchor, Case, Deed, Do, NodeGuard, Outcome, Seen
+
+# A mark is looked at so often at most in one stretch: a day of five seconds each.
+LOOKS_MAX = 20_000
+
+
+class Told(NamedTuple):
+    """One stretch or round: what it was about, when it began (wall seconds), what was done (seconds after
+    that, None: nothing), what would have been, and why (or why not).
+    """
+
+    what: str
+    at: float
+    done_s: float | None
+    would_s: float | None
+    why: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether the policy makes a difference: more than one look earlier or later counts as one."""
+        if self.done_s is None or self.would_s is None:
+            return self.done_s != self.would_s
+        return abs(self.done_s - self.would_s) > max(1.0, 0.1 * self.done_s)
+
+
+class _Stretch:
+    """A mark that stands, and the guard's view of it."""
+
+    def __init__(self, mark: NodeMark, at: float) -> None:
+        self.mark = mark
+        self.at = at
+        self.done_at: float | None = None
+        self.would_at: float | None = None
+        self.why = "it did not last"
+        self.looks = 0
+        self.anchor: Anchor | None = None
+        self.next_look = at
+
+    def told(self) -> Told:
+        done = None if self.done_at is None else self.done_at - self.at
+        would = None if self.would_at is None else self.would_at - self.at
+        return Told(f"{self.mark.node_name} marked {self.mark.verdict.value}", self.at, done, would, self.why)
+
+
+class _Hindsight:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._guard = policy.guard
+        self._nodes: dict[str, NodeGuard] = {}
+        self._stretches: dict[tuple[str, Verdict], _Stretch] = {}
+        self._rounds: dict[str, Round] = {}
+        self._seq_num = -1
+        self._held = False
+
+    def follow(self, walked: Walked) -> Iterator[Told]:
+        """One line of the journal: what comes to an end with it."""
+        line, before = walked.line, walked.before
+        if before is not None:
+            self._look_until(line.t, before)
+        yield from self._brake(walked)
+        event, status = line.event, walked.made.status
+        if isinstance(event, Evict) or (isinstance(event, Act) and event.verdict != "manual"):
+            self._acted(event, before, line.t)
+        if walked.made.name in ("error", "lost") and before is not None:
+            self._count_exit(before, line.t, line.seq)
+        standing = {(m.node_name, m.verdict): m for m in status.marks} if status.phase not in TERMINAL else {}
+        for key in [*self._stretches]:
+            if key not in standing:
+                yield self._stretches.pop(key).told()
+        for key, mark in standing.items():
+            stretch = self._stretches.setdefault(key, _Stretch(mark, line.t))
+            stretch.mark = mark
+
+    def end(self) -> Iterator[Told]:
+        """What still stands at the end of the journal."""
+        for stretch in self._stretches.values():
+            yield stretch.told()
+
+    def _look_until(self, until: float, status: Status) -> None:
+        for stretch in self._stretches.values():
+            while stretch.next_look <= until and stretch.would_at is None and stretch.looks < LOOKS_MAX:
+                self._look(stretch, stretch.next_look, status)
+                stretch.next_look += self._guard.look_s
+
+    def _look(self, stretch: _Stretch, now: float, status: Status) -> None:
+        mark, node = stretch.mark, self._nodes.get(stretch.mark.node_name, NodeGuard())
+        stretch.looks += 1
+        action = storm_guard.remedy(mark.verdict, node, feasible(status, mark.node_name), now)
+        case = Case(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
+        boundary = mark.safe and 0 <= now - status.saved_at <= BOUNDARY_S
+        if stretch.anchor is not None:
+            stretch.anchor = Anchor(stretch.anchor.since, "", "", now)
+        decision = storm_guard.consider(
+            case, Seen(True, boundary, stretch.looks), stretch.anchor, node, now, self._guard
+        )
+        stretch.why = decision.reason
+        if decision.do is Do.ANCHOR:
+            stretch.anchor = Anchor(now, "", "", now)
+        elif decision.do is Do.CLEAR:
+            stretch.anchor = None
+        elif decision.do is Do.ACT and action is Action.ASK_HUMAN:
+            stretch.why = f"for a human: {decision.reason}"
+        elif decision.do is Do.ACT and self._policy.mode == "observe":
+            stretch.why = f"only observed: {decision.reason}"
+        elif decision.do is Do.ACT:
+            stretch.would_at = now
+            self._nodes[mark.node_name] = _done(node, case, now, self._policy)
+
+    def _acted(self, event: Act | Evict, before: Status | None, t: float) -> None:
+        node_name = event.node_name if isinstance(event, Evict) else ""
+        if isinstance(event, Act) and before is not None:
+            pod = before.pod(event.worker)
+            node_name = pod.node_name if pod is not None else ""
+        for (marked, _), stretch in self._stretches.items():
+            if marked == node_name and stretch.done_at is None:
+                stretch.done_at = t
+
+    def _count_exit(self, before: Status, t: float, seq: int) -> None:
+        for pod in before.pods:
+            if pod.failed or pod.restarted:
+                node = self._nodes.get(pod.node_name, NodeGuard())
+                entry = storm_guard.Counted(f"exit {seq}", Action.LEVEL_1, t)
+                self._nodes[pod.node_name] = storm_guard.done_by_others(node, entry, self._guard)
+
+    def _brake(self, walked: Walked) -> Iterator[Told]:
+        event, before, t = walked.line.event, walked.before, walked.line.t
+        if before is None or before.phase is not Phase.TROUBLESHOOTING:
+            return
+        if isinstance(event, Finish) and event.seq_num == before.seq_num:
+            if self._seq_num != event.seq_num:
+                self._seq_num, self._rounds = event.seq_num, {}
+            pod = before.pod(event.worker)
+            if pod is not None:
+                self._rounds[event.worker] = Round(pod.node_name, t, event.findings)
+            return
+        workers = [pod.name for pod in before.pods]
+        if self._rounds and all(worker in self._rounds for worker in workers):
+            found = correlation.judge(self._rounds, workers, t, self._guard)
+            self._rounds = {}
+            held = isinstance(event, Hold)
+            if found is not None or held:
+                would = 0.0 if found is not None and self._policy.mode == "act" else None
+                why = found.reason if found is not None else "this policy calls it the nodes' own"
+                yield Told("the recovery holds", t, 0.0 if held else None, would, why)
+
+
+def look_back(walked: Iterable[Walked], policy: Policy) -> list[Told]:
+    """The run again, under this policy."""
+    hindsight, told = _Hindsight(policy), list[Told]()
+    for each in walked:
+        told += hindsight.follow(each)
+    return [*told, *hindsight.end()]
+
+
+def _done(node: NodeGuard, case: Case, now: float, policy: Policy) -> NodeGuard:
+    deed = Deed(
+        id=f"{case.node_name} {now}",
+        action=case.action,
+        verdict=case.verdict.value,
+        reason="",
+        job="",
+        node_name=case.node_name,
+        worker=case.worker,
+        by="",
+        token=0,
+        at=now,
+        outcome=Outcome.DONE,
+        followed_up=True,
+    )
+    return storm_guard.commit(node, deed, policy.guard)

@@ -1,0 +1,185 @@
+"""What is known of each failure, gathered from the events as they come, and the conclusion when it is over.
+Pure.
+
+The master's desk follows the events as they happen, the report follows them in the journal: both hear the
+same conclusion, because both ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aegis_elastic.core.diagnosis import evidence, peer_figures
+from aegis_elastic.core.diagnosis.clocks import Bounds
+from aegis_elastic.core.diagnosis.evidence import Case, Conclusion, Earlier, Witness
+from aegis_elastic.core.diagnosis.recovery import POSITION_CLUE
+from aegis_elastic.core.events import Act, Error, Finish, Independent, Join, Lost, Renew
+from aegis_elastic.core.machine import Transition
+from aegis_elastic.core.model import RECOVERING, CheckResult, Phase, Status
+
+_STACK, _KERNEL = "_stack", "_kernel"
+
+
+@dataclass
+class _Open:
+    """A failure that is being looked into."""
+
+    incarnation: int
+    since: int
+    root: str = ""
+    verdict: str = ""
+    step: int = -1
+    renewed: bool = False
+    unclear: bool = False
+    witnesses: dict[str, Witness] = field(default_factory=dict)
+
+    def change(self, worker: str, status: Status, **changes: object) -> None:
+        pod = status.pod(worker)
+        known = self.witnesses.get(worker) or Witness(worker, pod.node_name if pod else "")
+        self.witnesses[worker] = msgspec.structs.replace(known, **changes)
+
+
+class Inquest:
+    """One job's failures, one at a time."""
+
+    def __init__(self) -> None:
+        self._open: _Open | None = None
+        self._since = -1
+        self._earlier: Earlier | None = None
+
+    def follow(self, event: object, before: Status, made: Transition) -> Conclusion | None:
+        """An event and what `step` made of it; the conclusion if with it a recovery is over."""
+        after = made.status
+        if isinstance(event, Error):
+            self._error(event, before, made)
+        elif isinstance(event, Act) and made.name == "failed":
+            self._at(before).root, self._at(before).verdict = event.worker, event.verdict
+        elif isinstance(event, Independent) and made.name == "merged":
+            return self._merged(event, before)
+        elif isinstance(event, (Lost, Join)):
+            self._losses(before, after)
+        elif isinstance(event, Finish) and after is not before:
+            self._finish(event, before)
+        if self._open is not None and self._open.root:
+            self._open.step = max(self._open.step, after.highest_step)
+            self._open.renewed |= any(isinstance(effect, Renew) for effect in made.effects)
+        return self._over(before, after)
+
+    def users(self) -> str:
+        """Why the failure that is being looked into is the user's own error, as far as is known; "" if
+        not.
+        """
+        return evidence.is_users(self._case(self._open)) if self._open and self._open.root else ""
+
+    # ------------------------------------------------------------ what is gathered
+
+    def _at(self, status: Status) -> _Open:
+        if self._open is None or self._open.incarnation != status.incarnation:
+            self._open = _Open(status.incarnation, self._since)
+        return self._open
+
+    def _error(self, event: Error, before: Status, made: Transition) -> None:
+        if event.incarnation != before.incarnation:
+            return
+        opened = self._at(before)
+        known = opened.witnesses.get(event.worker)
+        if known is None or not (known.failures or known.reason):  # a repeated report says nothing new
+            clock = Bounds(*event.clock) if event.clock is not None else None
+            opened.change(event.worker, before, failures=event.failures, reason=event.reason, clock=clock)
+        if made.name == "failed":
+            opened.root, opened.unclear = event.worker, POSITION_CLUE in event.clues
+
+    def _losses(self, before: Status, after: Status) -> None:
+        """Losses while training runs are its failure; those in a recovery are another matter."""
+        if before.phase is not Phase.RUN_COMMAND:
+            return
+        missed = {pod.name for pod in before.pods if pod.restarted}
+        for pod in after.pods:
+            if pod.restarted and pod.name not in missed:
+                opened = self._at(before)
+                opened.change(pod.name, before, lost=True)
+                opened.root = opened.root or pod.name
+
+    def _finish(self, event: Finish, before: Status) -> None:
+        if before.phase is not Phase.TROUBLESHOOTING or self._open is None:
+            return
+        known = self._open.witnesses.get(event.worker)
+        self._open.change(
+            event.worker,
+            before,
+            findings=(*(known.findings if known else ()), *event.findings),
+            checked=tuple(check.check_type for check in event.checks),
+            **_beside(event.checks),
+        )
+
+    def _merged(self, event: Independent, before: Status) -> Conclusion:
+        """The agents restarted by themselves: nobody checked anything."""
+        opened = _Open(event.incarnation, self._since, event.worker, step=before.highest_step)
+        opened.change(event.worker, before, failures=event.failures, reason=event.reason)
+        return self._close(opened)
+
+    # ------------------------------------------------------------ the end
+
+    def _over(self, before: Status, after: Status) -> Conclusion | None:
+        started = after.phase is Phase.RUN_COMMAND and after.incarnation > before.incarnation
+        conclusion = None
+        if self._open is not None and self._open.root:
+            failed = after.phase is Phase.FAILED and before.phase in (*RECOVERING, Phase.PENDING)
+            if started or failed:
+                conclusion = self._close(self._open)
+        if started:
+            self._open, self._since = None, after.highest_step
+        return conclusion
+
+    def _close(self, opened: _Open) -> Conclusion:
+        case = self._case(opened)
+        self._open = None
+        root = opened.witnesses.get(opened.root)
+        failure = evidence.root_failure(root.failures) if root is not None else None
+        printed = evidence.print_of(failure) if failure is not None else None
+        # Anything else in between makes it no repetition of what was before.
+        self._earlier = Earlier(printed, opened.step) if printed is not None else None
+        concluded = evidence.conclude(case)
+        if opened.renewed and concluded.level < 2:
+            # The machine had its own reason: what was tried before hasn't helped.
+            reason = "; ".join(filter(None, [concluded.reason, "its agent was executed anew"]))
+            return msgspec.structs.replace(concluded, level=2, reason=reason)
+        return concluded
+
+    def _case(self, opened: _Open) -> Case:
+        return Case(
+            root=opened.root,
+            witnesses=tuple(opened.witnesses.values()),
+            step=opened.step,
+            since=opened.since,
+            earlier=self._earlier,
+            verdict=opened.verdict,
+            unclear=opened.unclear,
+        )
+
+
+def _beside(checks: tuple[CheckResult, ...]) -> dict[str, object]:
+    """What the checks of one worker said beside their findings, as fields of its `Witness`."""
+    figures: dict[str, float] = {}
+    stacks: dict[int, str] = {}
+    kernel: list[str] = []
+    for check in checks:
+        if check.check_type == "io":
+            figures = peer_figures.storage_figures(check.details)
+        elif check.check_type == "hang":
+            stacks = {rank: text for rank, text in _by_rank(check.details, _STACK).items() if text}
+            kernel = [text for text in _by_rank(check.details, _KERNEL).values() if text]
+    return {"figures": figures, "stacks": stacks, "kernel": tuple(kernel)}
+
+
+def _by_rank(details: Mapping[str, object], kind: str) -> dict[int, str]:
+    """Rank -> text of details like "rank3_stack"; anything else that a node may write there is left out."""
+    found = {}
+    for key, value in details.items():
+        rank = key.removeprefix("rank").removesuffix(kind)
+        if key.endswith(kind) and rank.isdigit() and isinstance(value, str):
+            found[int(rank)] = value
+    return found

@@ -1,0 +1,72 @@
+"""A status as people and programs are shown it: the fields of `aegisctl status --json`, no more, no fewer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aegis_elastic.core.model import Status
+from aegis_elastic.core.rank_assignment import seating
+
+
+class WorkerView(msgspec.Struct, frozen=True, rename="camel"):
+    """One seated worker; `ranks` are the global ranks of its training processes."""
+
+    name: str
+    node: str
+    inner_phase: str
+    finished: bool
+    retries: int
+    last_failed_reason: str
+    ranks: tuple[int, ...]
+
+
+def worker_views(status: Status) -> tuple[WorkerView, ...]:
+    """The seated workers, in group-rank order."""
+    return tuple(
+        WorkerView(
+            name=pod.name,
+            node=pod.node_name,
+            inner_phase=pod.inner_phase.value,
+            finished=pod.finished,
+            retries=pod.retries,
+            last_failed_reason=pod.last_failed_reason,
+            ranks=tuple(range(seat.rank_offset, seat.rank_offset + seat.nproc)),
+        )
+        for pod, seat in zip(status.pods, seating(status.pods), strict=True)
+    )
+
+
+def status_view(status: Status, plane: dict[str, Any]) -> dict[str, Any]:
+    """The status as plain JSON values. `plane`: how the control plane itself is, passed on unchanged."""
+    spec = status.spec
+    return {
+        "job": spec.job_name,
+        "namespace": spec.namespace,
+        "generation": spec.generation,
+        "phase": status.phase.value,
+        "incarnation": status.incarnation,
+        "seqNum": status.seq_num,
+        "maxRetry": spec.max_retry,
+        "recoverCount": status.recover_count,
+        "workers": [
+            {**msgspec.to_builtins(worker), "ranks": list(worker.ranks)} for worker in worker_views(status)
+        ],
+        "errorNodes": [msgspec.to_builtins(node) for node in status.error_nodes],
+        "plane": plane,
+    }
+
+
+def beside_training(status: Status) -> dict[str, Any]:
+    """What is known beside training itself, where there is something; part of `plane` in the view."""
+    known = {
+        "marks": [msgspec.to_builtins(mark) for mark in status.marks],
+        "held": status.held,
+        "evictions": status.evictions,
+    }
+    steps = {"highestStep": status.highest_step, "savedStep": status.saved_step}
+    return {
+        **{name: value for name, value in known.items() if value},
+        **{name: step for name, step in steps.items() if step >= 0},
+    }

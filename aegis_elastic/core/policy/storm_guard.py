@@ -1,0 +1,385 @@
+"""The guard: when an automatic action is allowed, and why not (section 11 of the specification).
+
+Automatic restarts are a loaded gun: what goes wrong with them is not one node that stays down but a storm in
+which automation kills machines faster than they start. So every action passes the same rules, over records in
+the *shared* store, never in a process's memory:
+
+0. *Observation*: the condition was seen bad several times in a row.
+1. *Persistence*: it has held for a while, counted from an anchor that the first observer sets for everybody.
+   The condition is derived from shared records, and it alone clears an anchor: an instance that has merely
+   seen less doesn't.
+2. *Cooldown*: shortly after an action of ours the node's trouble is our own doing, and no new incident.
+3. *Breaker*: so many guarded actions a node in 24 hours, over all paths; then humans only.
+4. *Lock*: one acts, the others skip. It outlives the action.
+5. *Re-verification*: everything is read again right before acting, since a node that has recovered meanwhile
+   must not be touched.
+6. The action is counted, and its cooldown set, in one compare-and-swap just before it is carried out: never
+   for an intent, and never afterwards, when a crash could forget it. What was not carried out is given back;
+   a failed one counts, clears its cooldown and calls a human.
+7. *Escalation*: still bad after a while, a human is called, once: silence after "restarted" is how outages
+last.
+
+Everything here is pure: records and `now` (wall seconds) in, a decision with its reason out.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from aegis_elastic.core.model import Verdict
+from aegis_elastic.core.policy.settings import Guard
+
+DAY_S = 86400.0
+# Records from a clock that ran ahead by more than this are not believed.
+SKEW_S = 3600.0
+ENTRIES_MAX = 256
+STALE_LOOKS = 3
+# A busy machine looks later than it should.
+STALE_S_MIN = 30.0
+
+
+class Action(str, enum.Enum):
+    """What automation does to a node."""
+
+    LEVEL_1 = "level_1"
+    RESTART_HUNG = "restart_hung"
+    LEVEL_2 = "level_2"
+    ISOLATE = "isolate"
+    EVICT_SLOW = "evict_slow"
+    EVICT_HUNG = "evict_hung"
+    LOSS = "loss"
+    ASK_HUMAN = "ask_human"
+
+
+# As humans are told of them.
+IN_WORDS = {
+    Action.LEVEL_1: "the restart in place",
+    Action.RESTART_HUNG: "the restart in place",
+    Action.LEVEL_2: "the restart of the agent",
+    Action.ISOLATE: "the isolation",
+    Action.EVICT_SLOW: "the eviction",
+    Action.EVICT_HUNG: "the eviction",
+    Action.LOSS: "the replacement",
+    Action.ASK_HUMAN: "the call for a human",
+}
+
+
+class Rules(NamedTuple):
+    """Which rules bind an action. `counts`: adds to the breaker; `guarded`: an open breaker stops it.
+
+    `retry`: what it costs the worker, at the action and not at the mark.
+    """
+
+    persistence: bool
+    cooldown: bool
+    counts: bool
+    guarded: bool
+    boundary: bool
+    retry: int
+
+
+# The table of section 11. A crash must not wait three minutes, and a fourth crash in a day must not strand a
+# job that allows a hundred retries: level 1 after an exit is bounded by maxRetry alone. Where the breaker is
+# open (`spent`) it rather starts on a fit spare, if one waits.
+RULES = {
+    Action.LEVEL_1: Rules(False, False, counts=True, guarded=False, boundary=False, retry=1),
+    Action.RESTART_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=1),
+    Action.LEVEL_2: Rules(False, True, counts=True, guarded=True, boundary=False, retry=0),
+    Action.ISOLATE: Rules(False, False, counts=True, guarded=True, boundary=False, retry=0),
+    Action.EVICT_SLOW: Rules(True, True, counts=True, guarded=True, boundary=True, retry=0),
+    Action.EVICT_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=0),
+    Action.LOSS: Rules(False, False, counts=False, guarded=False, boundary=False, retry=0),
+    # A pause that ends by itself is no reason to call anybody either.
+    Action.ASK_HUMAN: Rules(True, False, counts=False, guarded=False, boundary=False, retry=0),
+}
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """Since when a condition holds, by the first who saw it; `incident` names this stretch of trouble.
+
+    `seen`: when somebody last saw that it still does. Without that, what came and went and came while nobody
+    looked would be one incident.
+    """
+
+    since: float
+    by: str
+    incident: str
+    seen: float
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """One action on the breaker."""
+
+    id: str
+    action: Action
+    at: float
+
+
+class Outcome(str, enum.Enum):
+    """What became of an action. UNKNOWN: whoever began it has not been heard of since."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    WITHDRAWN = "withdrawn"
+
+
+class Deed(msgspec.Struct, frozen=True):
+    """The newest guarded action on a node. `token` is the lock's: it grows from holder to holder."""
+
+    id: str
+    action: Action
+    verdict: str
+    reason: str
+    job: str
+    node_name: str
+    worker: str
+    by: str
+    token: int
+    at: float
+    outcome: Outcome = Outcome.BEGUN
+    followed_up: bool = False
+
+
+class NodeGuard(msgspec.Struct, frozen=True):
+    """All that the guard knows of a node over all jobs: one record, one compare-and-swap."""
+
+    counted: tuple[Counted, ...] = ()
+    cool_until: float = 0.0
+    deed: Deed | None = None
+
+
+class Case(NamedTuple):
+    """A condition of one node, as one job sees it, and what would be done about it."""
+
+    node_name: str
+    worker: str
+    verdict: Verdict
+    action: Action
+    reason: str
+
+
+class Seen(NamedTuple):
+    """The condition as the shared records say it now. `boundary`: stopping would lose nothing; `counts` is
+    how many looks in a row found it bad.
+    """
+
+    bad: bool
+    boundary: bool
+    counts: int
+
+
+class Do(str, enum.Enum):
+    """What a look at a case leads to."""
+
+    NOTHING = "nothing"
+    CLEAR = "clear"
+    ANCHOR = "anchor"
+    WAIT = "wait"
+    ALERT = "alert"
+    ACT = "act"
+
+
+class Decision(NamedTuple):
+    """What to do, and why."""
+
+    do: Do
+    reason: str
+
+
+def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Action:
+    """What is done about a mark.
+
+    A node that hung, was restarted and hangs again leaves, if training can go on without it.
+    """
+    if verdict is Verdict.SLOW:
+        return Action.EVICT_SLOW
+    if verdict in (Verdict.FROZEN, Verdict.DESYNC):
+        again = any(entry.action is Action.RESTART_HUNG for entry in lately(node, now))
+        return Action.EVICT_HUNG if again and can_leave else Action.RESTART_HUNG
+    # Silent, while its training goes on: it may be switched off or cut off. Or alive, and merely long at
+    # something: killing that is a real loss for a guess.
+    return Action.ASK_HUMAN
+
+
+def consider(
+    case: Case, seen: Seen, anchor: Anchor | None, node: NodeGuard, now: float, policy: Guard
+) -> Decision:
+    """Whether this case's action is due. The same question is asked twice: at a look, and under the lock."""
+    rules = RULES[case.action]
+    if not seen.bad:
+        return Decision(Do.CLEAR if anchor else Do.NOTHING, "it has recovered")
+    if rules.cooldown and (left_s := cooling_s(node, now, policy)) > 0:
+        # "Still bad" right after a restart is what a restart looks like.
+        reason = f"our own doing: {left_s:.0f} s of the cooldown are left"
+        return Decision(Do.CLEAR if anchor else Do.WAIT, reason)
+    if rules.persistence:
+        waiting = _persistence(seen, anchor, now, policy)
+        if waiting is not None:
+            return waiting
+    used = len(guarded(node, now))
+    if rules.guarded and used >= policy.actions_per_day:
+        reason = f"the breaker is open: {used} actions on {case.node_name} in 24 h"
+        return Decision(Do.ALERT, f"{reason}, {policy.actions_per_day} are allowed")
+    if rules.guarded and node.deed is not None and _unsettled(node.deed, now, policy):
+        return Decision(Do.WAIT, f"what became of {IN_WORDS[node.deed.action]} before isn't settled yet")
+    if rules.boundary and not seen.boundary:
+        return Decision(Do.WAIT, "it leaves when a checkpoint has completed")
+    held = f", for {now - anchor.since:.0f} s" if anchor else ""
+    return Decision(Do.ACT, f"{case.verdict.value}{held}: {case.reason}")
+
+
+def _unsettled(deed: Deed, now: float, policy: Guard) -> bool:
+    # Its job may have ended, and with it all who would have followed it up.
+    forgotten_s = policy.act_timeout_s + 2 * policy.escalation_s
+    return not deed.followed_up and now - deed.at < forgotten_s
+
+
+def _persistence(seen: Seen, anchor: Anchor | None, now: float, policy: Guard) -> Decision | None:
+    if anchor is not None and now - anchor.seen > stale_s(policy):
+        return Decision(Do.CLEAR, f"nobody looked for {now - anchor.seen:.0f} s: it may have been another")
+    if anchor is None:
+        if seen.counts < policy.observations:
+            return Decision(Do.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted")
+        return Decision(Do.ANCHOR, f"seen {seen.counts} times in a row: the clock starts")
+    # Whoever set the anchor has seen it often enough, for everybody: a successor doesn't count anew.
+    if anchor.since > now + SKEW_S:
+        return Decision(Do.CLEAR, "the clock's start lies ahead: whoever set it had another time")
+    if now - anchor.since < policy.persistence_s:
+        held_s = max(now - anchor.since, 0.0)
+        return Decision(Do.WAIT, f"it has held for {held_s:.0f} s, {policy.persistence_s:.0f} s are wanted")
+    return None
+
+
+def stale_s(policy: Guard) -> float:
+    """How long an anchor is worth something without anybody having looked: a few looks, or a part of the time
+    that a condition must hold, since what came and went in a hole hasn't held.
+    """
+    return max(STALE_S_MIN, policy.persistence_s / 3, STALE_LOOKS * policy.look_s)
+
+
+def cooling_s(node: NodeGuard, now: float, policy: Guard) -> float:
+    """Seconds of the node's cooldown that are left, 0 for none."""
+    left_s = node.cool_until - now
+    return left_s if 0 < left_s <= policy.cooldown_s + SKEW_S else 0.0
+
+
+def lately(node: NodeGuard, now: float) -> list[Counted]:
+    """What was done to the node in the last 24 hours."""
+    return [entry for entry in node.counted if now - DAY_S < entry.at <= now + SKEW_S]
+
+
+def guarded(node: NodeGuard, now: float) -> list[Counted]:
+    """What of it the breaker stops at."""
+    return [entry for entry in lately(node, now) if RULES[entry.action].guarded]
+
+
+def spent(node: NodeGuard, now: float, policy: Guard) -> str:
+    """Why automation has done enough to this node today, "" if it hasn't."""
+    used = len(guarded(node, now))
+    if used < policy.actions_per_day:
+        return ""
+    return f"the breaker is open: {used} actions in 24 h, {policy.actions_per_day} are allowed"
+
+
+def count(node: NodeGuard, entry: Counted) -> NodeGuard:
+    """With one more action on the breaker; the same one twice changes nothing."""
+    if not RULES[entry.action].counts or any(entry.id == known.id for known in node.counted):
+        return node
+    kept = [known for known in node.counted if known.at > entry.at - DAY_S]
+    free = [known for known in kept if not RULES[known.action].guarded]
+    for known in free[: max(len(kept) + 1 - ENTRIES_MAX, 0)]:
+        kept.remove(known)  # never one that the breaker stops at
+    return msgspec.structs.replace(node, counted=(*kept, entry))
+
+
+def done_by_others(node: NodeGuard, entry: Counted, policy: Guard) -> NodeGuard:
+    """With an action that the machine decided without us: counted, and its consequences are our own doing."""
+    after = count(node, entry)
+    if after == node:
+        return node
+    return msgspec.structs.replace(after, cool_until=max(node.cool_until, entry.at + policy.cooldown_s))
+
+
+def objection(node: NodeGuard, now: float, policy: Guard) -> str:
+    """Why a node's isolation, which has been counted, should not reach its scheduler by itself; "" if it
+    may.
+    """
+    used = len(guarded(node, now))
+    if used <= policy.actions_per_day:
+        return ""
+    return f"the breaker is open: {used} actions in 24 h, {policy.actions_per_day} are allowed"
+
+
+def commit(node: NodeGuard, deed: Deed, policy: Guard) -> NodeGuard:
+    """The record as it must be before the deed is done: counted, cooling, begun."""
+    made = count(node, Counted(deed.id, deed.action, deed.at))
+    return msgspec.structs.replace(made, cool_until=deed.at + policy.cooldown_s, deed=deed)
+
+
+def settle(node: NodeGuard, deed_id: str, outcome: Outcome, policy: Guard) -> NodeGuard:
+    """The record after the deed. Another's deed is left alone."""
+    deed = node.deed
+    if deed is None or deed.id != deed_id or deed.followed_up:
+        return node
+    if outcome is Outcome.WITHDRAWN:
+        # Nothing was done: nothing counts, and nothing is to be waited for.
+        kept = tuple(entry for entry in node.counted if entry.id != deed_id)
+        return NodeGuard(counted=kept)
+    after = msgspec.structs.replace(deed, outcome=outcome)
+    if outcome is Outcome.FAILED:
+        # It may be tried again, and the human who is called now is its follow-up.
+        after = msgspec.structs.replace(after, followed_up=True)
+        return msgspec.structs.replace(node, deed=after, cool_until=0.0)
+    # UNKNOWN keeps its cooldown: perhaps it was done.
+    return msgspec.structs.replace(node, deed=after)
+
+
+class FollowUp(str, enum.Enum):
+    """What an action that has been begun still needs."""
+
+    WAIT = "wait"
+    GIVE_UP = "give_up"
+    HELPED = "helped"
+    ESCALATE = "escalate"
+
+
+def follow_up(deed: Deed, bad: bool, now: float, policy: Guard) -> tuple[FollowUp, str]:
+    """Whether the deed helped. `bad`: the condition holds now."""
+    age_s = now - deed.at
+    if deed.followed_up:
+        return FollowUp.WAIT, "it has been followed up"
+    if deed.outcome is Outcome.BEGUN and age_s >= policy.act_timeout_s:
+        return FollowUp.GIVE_UP, f"nothing was heard of it for {age_s:.0f} s"
+    if age_s < policy.escalation_s:
+        return FollowUp.WAIT, f"{policy.escalation_s - age_s:.0f} s until it is judged"
+    if bad:
+        return FollowUp.ESCALATE, f"{IN_WORDS[deed.action]} did not help: {deed.verdict} after {age_s:.0f} s"
+    return FollowUp.HELPED, f"{IN_WORDS[deed.action]} helped: no longer {deed.verdict}"
+
+
+def followed_up(node: NodeGuard, deed_id: str) -> NodeGuard:
+    """The record with this deed done with."""
+    if node.deed is None or node.deed.id != deed_id:
+        return node
+    return msgspec.structs.replace(node, deed=msgspec.structs.replace(node.deed, followed_up=True))
+
+
+class PageRecord(msgspec.Struct, frozen=True):
+    """One page, so that an incident makes one and not one a look. Claimed before it is sent, in case that the
+    sender dies: then another sends it again, since two pages are better than none.
+    """
+
+    claimed_at: float
+    sent: bool = False
+
+
+def page_is_due(record: PageRecord | None, now: float, patience_s: float) -> bool:
+    """Whether to claim this page."""
+    if record is None:
+        return True
+    return not record.sent and not 0 <= now - record.claimed_at < patience_s

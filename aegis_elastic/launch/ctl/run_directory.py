@@ -1,0 +1,148 @@
+"""What a run directory says about its job, and which of this user's jobs are live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aegis_elastic.control.host import run_directories
+from aegis_elastic.control.host.errors import AdminUnreachable, BadRecord, LaunchError, NoSuchJob, UsageError
+from aegis_elastic.core.accounts.journal import BadJournal, Line, read
+from aegis_elastic.core.accounts.report import Report
+from aegis_elastic.core.model import TERMINAL
+from aegis_elastic.launch.ctl import admin_client
+
+STATUS_FILE = "status.json"
+REPORT_FILE = "report.json"
+JOURNAL_FILE = "journal.jsonl"
+
+_ENDED = frozenset(phase.value for phase in TERMINAL)
+# A master on this host answers in milliseconds; one that needs longer isn't there.
+_PROBE_S = 3.0
+_PROBES_MAX = 64
+
+
+class Seen(NamedTuple):
+    """A job's status view and where it came from: `live` from its master, else the last one written down."""
+
+    view: dict[str, Any]
+    live: bool
+    why_not_live: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has come to its end."""
+        return self.view.get("phase") in _ENDED
+
+
+def see_status(run_dir: Path, timeout_s: float = 10.0) -> Seen:
+    """The status of the job of this run directory: from its master, or from what an ended job left there.
+
+    AdminUnreachable if the master doesn't answer and nothing is written down; NoSuchJob if the directory has
+    neither.
+    """
+    stored = _stored_status(run_dir)
+    if stored is not None and stored.get("phase") in _ENDED:
+        return Seen(stored, live=False)
+    way = admin_client.load(run_dir)
+    if way is None:
+        if stored is None:
+            raise NoSuchJob(
+                f"cannot find a job in {run_dir}: it has no {admin_client.ADMIN_FILE} and no {STATUS_FILE}"
+            )
+        return Seen(stored, live=False, why_not_live=f"{run_dir} has no way to its master")
+    try:
+        view = admin_client.call(way, "status", timeout_s=timeout_s)
+    except AdminUnreachable as error:
+        if stored is None:
+            raise
+        return Seen(stored, live=False, why_not_live=str(error))
+    if not isinstance(view, dict):
+        raise BadRecord(f"cannot understand the master at {way.endpoint}: its status is no JSON object")
+    return Seen(view, live=True)
+
+
+def read_report(run_dir: Path) -> Report:
+    """The report that the job left; NoSuchJob if it has none (yet)."""
+    path = run_dir / REPORT_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except FileNotFoundError as error:
+        raise NoSuchJob(f"cannot find a report in {run_dir}: it is written when the job ends") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadRecord(f"cannot read {path}: {error}") from error
+
+
+def read_journal(path: Path) -> list[Line]:
+    """The lines of a journal, given by its file or its run directory."""
+    file = journal_file(path)
+    try:
+        return read(file)
+    except BadJournal as error:
+        raise BadRecord(str(error)) from error
+
+
+def journal_file(path: Path) -> Path:
+    """The journal that `path` (itself or the run directory it is in) means; NoSuchJob if there is none."""
+    file = path / JOURNAL_FILE if path.is_dir() else path
+    if not file.is_file():
+        raise NoSuchJob(f"cannot find a journal at {path}: want a run directory or a {JOURNAL_FILE}")
+    return file
+
+
+def locate(run_dir: Path | None, job: str | None, namespace: str | None) -> Path:
+    """The run directory that is meant: the one given, that of the job named, or the only live one.
+
+    NoSuchJob if there is none; UsageError if several are live.
+    """
+    if run_dir is not None:
+        if not run_dir.is_dir():
+            raise NoSuchJob(f"cannot find a job in {run_dir}: there is no such directory")
+        return run_dir
+    if job is not None:
+        return run_directories.find(job, namespace).path
+    live = _live(run_directories.registrations(namespace))
+    if not live:
+        known = [r.job for r in run_directories.registrations(namespace)][:5]
+        hint = f"; to look at one that has ended: --job {known[0]!r}" if known else ""
+        raise NoSuchJob(f"cannot find a live job of yours on this machine{hint}")
+    if len(live) > 1:
+        names = ", ".join(sorted(repr(r.job) for r in live))
+        raise UsageError(f"cannot tell which job is meant: {names} are live; choose one with --job NAME")
+    return live[0].path
+
+
+def _live(registered: Iterable[run_directories.Registration]) -> list[run_directories.Registration]:
+    """Those whose master answers; asked all at once, since one that is gone may be silent for long."""
+    asked = [r for r, _ in zip(registered, range(_PROBES_MAX), strict=False) if _may_live(r.path)]
+    if not asked:
+        return []
+    with ThreadPoolExecutor(max_workers=min(len(asked), 16)) as pool:
+        return [r for r, lives in zip(asked, pool.map(_answers, asked), strict=True) if lives]
+
+
+def _may_live(run_dir: Path) -> bool:
+    return (run_dir / admin_client.ADMIN_FILE).exists()
+
+
+def _answers(registration: run_directories.Registration) -> bool:
+    try:
+        seen = see_status(registration.path, _PROBE_S)
+    except LaunchError:  # whoever can't be asked isn't the live job that we look for
+        return False
+    return seen.live and not seen.ended
+
+
+def _stored_status(run_dir: Path) -> dict[str, Any] | None:
+    path = run_dir / STATUS_FILE
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadRecord(f"cannot read {path}: {error}") from error
+    return stored

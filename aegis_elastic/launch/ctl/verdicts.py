@@ -1,0 +1,70 @@
+"""`aegisctl verdicts`: which verdict has which owner, and what is done about it; and `replay --policy`: what
+would have been done in a recorded run under another policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aegis_elastic.control.host.errors import BadRecord
+from aegis_elastic.core.accounts import policy_replay
+from aegis_elastic.core.accounts.journal import BadJournal, Line, walk
+from aegis_elastic.core.accounts.policy_replay import Told
+from aegis_elastic.core.policy import verdicts
+from aegis_elastic.launch.flags import guard
+from aegis_elastic.launch.screens import formatting
+
+
+def add_command(add: Callable[..., argparse.ArgumentParser], as_json: argparse.ArgumentParser) -> None:
+    """Add the command."""
+    add("verdicts", _verdicts, "Show who acts on which verdict of which detector, and how.", as_json)
+
+
+def _verdicts(args: argparse.Namespace, console: Console) -> int:
+    rows = verdicts.as_json()
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        return 0
+    table = Table("verdict", "evidence", "owner", "action", box=None, pad_edge=False, header_style="bold")
+    kind = ""
+    for row in rows:
+        if row["kind"] != kind:
+            kind = row["kind"]
+            table.add_section()
+        table.add_row(row["verdict"], row["evidence"], row["owner"], row["action"])
+    console.print(table)
+    return 0
+
+
+def look_back(lines: Sequence[Line], policy: Path, as_json: bool, console: Console) -> int:
+    """Say what this policy would have made of a run; returns 1 if anything else than was done. BadRecord,
+    UsageError.
+    """
+    try:
+        told = policy_replay.look_back(walk(lines), guard.load(policy))
+    except BadJournal as error:
+        raise BadRecord(str(error)) from error
+    if as_json:
+        rows = [{**each._asdict(), "differs": each.differs} for each in told]
+        print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+    else:
+        for each in told:
+            console.print(_in_words(each), soft_wrap=True)
+        if not told:
+            console.print("no mark and no hold in this run: the policy makes no difference")
+    return 1 if any(each.differs for each in told) else 0
+
+
+def _in_words(told: Told) -> Text:
+    done = "nothing was done" if told.done_s is None else f"acted after {told.done_s:.0f} s"
+    would = "nothing" if told.would_s is None else f"acts after {told.would_s:.0f} s"
+    head = "DIFFERS" if told.differs else "same"
+    text = f"{head:<8}{told.what}: {done}; with this policy: {would} ({formatting.clean(told.why)})"
+    return Text(text, style="bold" if told.differs else "")

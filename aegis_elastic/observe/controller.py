@@ -1,0 +1,82 @@
+"""The desk of the metrics: it follows the job's decisions and serves what they come to."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aegis_elastic.core.accounts.journal import BadJournal, Line, takes_long, walk
+from aegis_elastic.core.detection.samples import Usage
+from aegis_elastic.core.events import Event
+from aegis_elastic.core.machine import Transition
+from aegis_elastic.core.model import Status
+from aegis_elastic.core.protocol.messages import Message
+from aegis_elastic.observe.endpoint import Endpoint
+from aegis_elastic.observe.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsDesk:
+    """See `control.controllers.contract.Desk`."""
+
+    def __init__(
+        self,
+        usage: Callable[[], Mapping[str, Usage]],
+        earlier: Callable[[], Iterable[Line]],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`earlier`: the journal so far, the job's first line included."""
+        self._now = now
+        self._metrics = Metrics(usage, now)
+        self._endpoint = Endpoint(self._metrics.registry)
+        self._earlier: Callable[[], Iterable[Line]] | None = earlier
+
+    async def open(self, host: str, port: int) -> str:
+        """Serve; returns the URL, "" if it can't be: that is said in the log, and no reason to end."""
+        try:
+            return await self._endpoint.open(host, port)
+        except (OSError, OverflowError) as error:
+            logger.error("cannot serve metrics on %s port %d: %s", host, port, error)
+            return ""
+
+    def heard(self, message: Message, now_s: float) -> None:
+        """Nothing: what counts are decisions."""
+
+    def followed(self, status: Status, done: Sequence[tuple[Event, Transition]]) -> None:
+        """Count these; at the first call, with none, all that the journal tells."""
+        try:
+            if self._earlier is not None:
+                self._recall(self._earlier)
+                self._earlier = None
+            at = self._now()
+            for event, made in done:
+                self._metrics.follow(event, made, at)
+        except Exception:  # we are put aside for it, and old numbers must not pass for new ones
+            self._endpoint.stop()
+            raise
+
+    def due_s(self) -> float:
+        """Never: whoever reads asks."""
+        return math.inf
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        """Nothing."""
+        return ()
+
+    def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
+        try:
+            lines = list(earlier())
+            if takes_long(lines):
+                logger.warning("the metrics begin anew after a journal of %d lines", len(lines))
+                lines = lines[-1:]
+            for walked in walk(lines):
+                self._metrics.follow(walked.line.event, walked.made, walked.line.t)
+        except (BadJournal, OSError) as error:
+            logger.warning("the metrics begin anew: %s", error)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await self._endpoint.close()

@@ -1,0 +1,155 @@
+"""What must hold in every reachable status. The arithmetic is written out here again: a mutant of the
+production's own must not be able to bend the property that is to catch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aegis_elastic.core.model import BOOTING, TERMINAL, Mode, Phase, Status
+from aegis_elastic.core.protocol.orders import Action, wanted
+
+Invariant = Callable[[Status], bool]
+
+# Workers that have not finished the newest order still stand where the order before found them; only
+# Restarting leaves the others there, because it resets the missing workers alone.
+_MAY_LAG = frozenset({Phase.RESTARTING, Phase.RUN_COMMAND, Phase.TROUBLESHOOTING})
+
+
+def exceeded(s: Status) -> bool:
+    """Some worker failed more often than the user allows."""
+    return max((pod.retries for pod in s.pods), default=0) > s.spec.max_retry
+
+
+def _largest(s: Status) -> int:
+    return max((pod.retries for pod in s.pods), default=0)
+
+
+def _phase_consistency(s: Status) -> bool:
+    allowed = _MAY_LAG if s.phase is Phase.RESTARTING else frozenset({s.phase})
+    return all(pod.finished or pod.inner_phase in allowed for pod in s.pods)
+
+
+def _recover_count_bound(s: Status) -> bool:
+    return 0 <= s.recover_count <= s.spec.max_retry + (s.phase is Phase.FAILED)
+
+
+def _max_agrees(s: Status) -> bool:
+    return s.phase in TERMINAL or s.recover_count == min(_largest(s), s.spec.max_retry)
+
+
+def _aligned(s: Status) -> bool:
+    if s.phase in BOOTING:
+        return s.recover_count == 0 and all(pod.retries == 0 for pod in s.pods)
+    return s.phase not in (Phase.RUN_COMMAND, Phase.SUCCEED) or all(
+        pod.retries == s.recover_count for pod in s.pods
+    )
+
+
+def _failed_has_reason(s: Status) -> bool:
+    return s.phase is not Phase.FAILED or bool(s.fail_reason)
+
+
+def _over_limit_is_told(s: Status) -> bool:
+    told = s.recover_count == s.spec.max_retry + 1
+    return s.phase is not Phase.FAILED or told == (exceeded(s) and not s.should_quit)
+
+
+def _bounded(s: Status) -> bool:
+    return 0 <= s.entries <= s.spec.recovery_budget
+
+
+def _one_error(s: Status) -> bool:
+    failed = [pod for pod in s.pods if pod.failed]
+    return s.phase is not Phase.RUN_COMMAND or len(failed) <= 1
+
+
+def _never_run_on_black(s: Status) -> bool:
+    black = {node.node_name for node in s.error_nodes}
+    return s.phase is not Phase.RUN_COMMAND or not any(pod.node_name in black for pod in s.pods)
+
+
+def _runs_with_enough(s: Status) -> bool:
+    if s.phase not in (Phase.RUN_COMMAND, Phase.BOOT_CHECKING):
+        return True
+    return s.spec.min_worker_num <= len(s.pods) <= s.spec.worker_num
+
+
+def _waiting_ends(s: Status) -> bool:
+    """Whoever waits for somebody who isn't there waits for a limited time."""
+    if s.phase is Phase.PENDING and s.mode is Mode.PROTECTED and not s.pods:
+        return s.deadline > 0.0
+    if s.phase is Phase.RESTARTING and any(
+        pod.gone and not pod.restarted and not pod.finished for pod in s.pods
+    ):
+        return s.deadline > 0.0
+    return True
+
+
+def _rested(s: Status) -> bool:
+    """While ranks run (or nothing does any more) no recovery's deadline and no entry is left standing."""
+    if s.phase in TERMINAL:
+        return s.deadline == 0.0
+    if s.phase is Phase.RUN_COMMAND:
+        return s.deadline == 0.0 and s.entries == 0
+    return s.phase not in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING) or s.deadline == 0.0
+
+
+def _lost_is_marked(s: Status) -> bool:
+    """A seat without an agent is known to be empty: to be judged, or judged, or its ranks were done."""
+    return all(
+        not pod.gone
+        or pod.restarted
+        or pod.finished
+        or s.phase not in (Phase.RUN_COMMAND, Phase.TROUBLESHOOTING)
+        for pod in s.pods
+    )
+
+
+def _one_seat_each(s: Status) -> bool:
+    everyone = [pod.name for pod in (*s.pods, *s.spares)]
+    return len(everyone) == len(set(everyone)) and not any(spare.gone for spare in s.spares)
+
+
+def _protected_training(s: Status) -> bool:
+    return s.mode is Mode.PROTECTED or s.phase in TERMINAL or s.phase is Phase.PENDING
+
+
+def _worker_seq_bound(s: Status) -> bool:
+    order = wanted(s)
+    return (order.seq_num, order.incarnation) == (s.seq_num, s.incarnation) and (
+        (order.action is Action.CLOSE) == (s.phase in TERMINAL)
+    )
+
+
+def _ends_honestly(s: Status) -> bool:
+    """Succeed means that ranks finished, everywhere where an agent is left to say so."""
+    if s.phase is not Phase.SUCCEED:
+        return True
+    done = [pod.finished for pod in s.pods]
+    return all(done) if s.mode is Mode.PROTECTED else any(done)
+
+
+INVARIANTS: dict[str, Invariant] = {
+    "ValidPhase": lambda s: s.phase in Phase,
+    "ValidInnerPhase": lambda s: all(pod.inner_phase in Phase for pod in s.pods),
+    "RecoverCountBound": _recover_count_bound,
+    "RetriesBound": lambda s: all(0 <= pod.retries <= s.spec.max_retry + 1 for pod in s.pods),
+    "PhaseConsistency": _phase_consistency,
+    "WorkerSeqNumBound": _worker_seq_bound,
+    "MaxAgrees": _max_agrees,
+    "Aligned": _aligned,
+    "NeverRunsExceeded": lambda s: s.phase is not Phase.RUN_COMMAND or not exceeded(s),
+    "FailedHasReason": _failed_has_reason,
+    "QuitIsNotExhaustion": _over_limit_is_told,
+    "RecoveryBounded": _bounded,
+    "OneErrorPerIncarnation": _one_error,
+    "NeverRunOnBlack": _never_run_on_black,
+    "EnoughWorkers": _runs_with_enough,
+    "WaitingIsBounded": _waiting_ends,
+    "NothingLeftStanding": _rested,
+    "LossIsMarked": _lost_is_marked,
+    "OneSeatPerWorker": _one_seat_each,
+    "IndependentIsPending": _protected_training,
+    "SuccessIsEarned": _ends_honestly,
+}

@@ -1,0 +1,120 @@
+"""The ways in which an agent fails to join, each told to it once and rightly."""
+
+from __future__ import annotations
+
+import http.server
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.plane.link import Identity, NotJoined, PlaneLink, Refused
+from aegis_elastic.core.model import Failure
+from aegis_elastic.core.protocol import messages
+from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePhase
+
+WAIT_S = 30.0
+ME = Identity("ns", "job", "w", "uid", "node", "127.0.0.1", 1)
+Join = Callable[[int], Inbox]
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    """`join(port)`: the inbox of an agent that knocks there, with a join timeout of half a second."""
+    links: list[tuple[PlaneLink, Inbox]] = []
+
+    def begin(port: int) -> Inbox:
+        inbox = Inbox()
+        link = PlaneLink(ME, ("127.0.0.1", port), None, inbox)
+        links.append((link, inbox))
+        link.start(0.5)
+        return inbox
+
+    yield begin
+    for link, inbox in links:
+        link.close(WAIT_S)
+        inbox.close()
+
+
+def _next(inbox: Inbox) -> object:
+    assert select.select([inbox], [], [], WAIT_S)[0], "nothing was told"
+    (item,) = inbox.drain()
+    return item
+
+
+def _nothing_more(inbox: Inbox, seconds: float) -> bool:
+    return select.select([inbox], [], [], seconds)[0] == []
+
+
+def test_nobody_there_is_told_once_after_the_join_timeout(join: Join) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    began_s = time.monotonic()
+    inbox = join(port)
+    item = _next(inbox)
+    assert isinstance(item, NotJoined)
+    assert item.reason == f"cannot reach the control plane at 127.0.0.1:{port}: Connection refused"
+    assert time.monotonic() - began_s >= 0.5
+    assert _nothing_more(inbox, 3.0), "it goes on knocking, but quietly"
+
+
+def test_a_port_that_accepts_and_says_nothing_is_nobody_there(join: Join) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        item = _next(join(mute.getsockname()[1]))
+    assert isinstance(item, NotJoined)
+    assert "timed out" in item.reason
+
+
+def test_a_connection_that_is_cut_may_be_a_plane_that_ends(join: Join) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def cut() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1000)
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        item = _next(join(listener.getsockname()[1]))
+        listener.shutdown(socket.SHUT_RDWR)
+        cutter.join()
+    assert isinstance(item, NotJoined)
+
+
+class _Web(http.server.BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+def test_another_program_on_the_port_is_the_users_to_mend(join: Join) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Web) as web:
+        serving = threading.Thread(target=web.serve_forever, args=(0.05,))
+        serving.start()
+        item = _next(join(web.server_port))
+        web.shutdown()
+        serving.join()
+    assert isinstance(item, Refused)
+    assert item.usage
+    assert "another program answers there" in item.reason
+
+
+@pytest.mark.parametrize("words", ["x" * 500_000, "caf\udce9"])
+def test_whatever_ranks_print_their_failure_is_told(words: str) -> None:
+    link = PlaneLink(ME, ("127.0.0.1", 1), None, Inbox())
+    failures = tuple(Failure(rank, rank, 1.0, exit_code=1, exception=words) for rank in range(4))
+    data = ReportData(failures=failures, reason=words, clues=("hang",))
+    link.report(MessageType.ERROR, WirePhase.COMMAND, 7, 1, data)
+    assert link._report is not None
+    told = messages.decode(link._report).data
+    assert isinstance(told, ReportData)
+    assert [failure.rank for failure in told.failures] == [0, 1, 2, 3]
+    assert told.clues == ("hang",) and len(told.reason) <= 500

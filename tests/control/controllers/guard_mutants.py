@@ -1,0 +1,157 @@
+"""The guard with one rule broken each: the storm must notice every one of them (as
+`proof/mutation/mutants.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from aegis_elastic.control.controllers import guarded_actions
+from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.core.policy import storm_guard
+from aegis_elastic.core.policy.storm_guard import Case, Counted, Deed, NodeGuard, Outcome, Seen
+from aegis_elastic.store.contract import KeyExists, RevisionConflict
+from aegis_elastic.store.leases import Lease
+
+
+class NoReverification(GuardKeeper):
+    """What was seen before the evidence was collected is believed."""
+
+    _first: Seen | None = None
+
+    async def _look(self, case: Case) -> Seen:
+        if self._first is None:
+            return await super()._look(case)
+        return self._first
+
+    async def _carry_out(self, case: Case, reason: str) -> None:
+        self._first = Seen(True, True, 9)
+        try:
+            await super()._carry_out(case, reason)
+        finally:
+            self._first = None
+
+
+class CountsIntents(GuardKeeper):
+    """The breaker counts when the decision is made, not when the action is."""
+
+    async def _carry_out(self, case: Case, reason: str) -> None:
+        intent = Counted(f"intent {self._now()}", case.action, self._now())
+        await self._change(case.node_name, lambda node: storm_guard.count(node, intent))
+        await super()._carry_out(case, reason)
+
+
+class NoFence(GuardKeeper):
+    """Whoever held the lock once goes on, however long it slept."""
+
+    async def _under(self, lock: Lease, case: Case, reason: str) -> None:
+        held = type("Held", (), {"held": True, "token": lock.token})()
+        patch = msgspec.structs.replace(self._policy.guard, lock_s=3600.0)
+        before, self._policy = self._policy, msgspec.structs.replace(self._policy, guard=patch)
+        try:
+            await super()._under(held, case, reason)
+        finally:
+            self._policy = before
+
+
+class NoCompareAndSwap(GuardKeeper):
+    """The record is written over whatever is there, and the lock isn't looked at again."""
+
+    async def _commit(self, case: Case, known: guarded_actions.Known, deed: Deed) -> bool:
+        after = storm_guard.commit(known.node, deed, self._policy.guard)
+        await self._change(case.node_name, lambda _: after)
+        return True
+
+    async def _under(self, lock: Lease, case: Case, reason: str) -> None:
+        await super()._under(type("Held", (), {"held": True, "token": lock.token})(), case, reason)
+
+
+class NoLock(GuardKeeper):
+    """Everybody acts at once, and the record is no obstacle either."""
+
+    async def _carry_out(self, case: Case, reason: str) -> None:
+        await self._under(type("Held", (), {"held": True, "token": 1})(), case, reason)
+
+    async def _commit(self, case: Case, known: guarded_actions.Known, deed: Deed) -> bool:
+        after = storm_guard.commit(known.node, deed, self._policy.guard)
+        await self._change(case.node_name, lambda _: after)
+        return True
+
+
+class OwnClock(GuardKeeper):
+    """Each look starts the clock again: the first draft of the document, which never acted."""
+
+    async def known(self, case: Case) -> guarded_actions.Known:
+        known = await super().known(case)
+        if known.anchor is None:
+            return known
+        return known._replace(anchor=msgspec.structs.replace(known.anchor, since=self._now()))
+
+
+class SilentFailure(GuardKeeper):
+    """A failed action is a line in a log."""
+
+    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
+        await self._settle(case.node_name, deed.id, outcome)
+
+
+class NoEscalation(GuardKeeper):
+    """ "Restarted" is the last that anybody hears."""
+
+    async def follow_up(self, case: Case) -> None:
+        node, _ = await self.node(case.node_name)
+        if node.deed is not None and self._now() - node.deed.at > self._policy.guard.escalation_s:
+            deed = node.deed.id
+            await self._change(case.node_name, lambda now: storm_guard.followed_up(now, deed))
+
+
+class ClaimIsEnough(GuardKeeper):
+    """A page that somebody has claimed counts as sent, though the sender may have died."""
+
+    async def page(self, node_name: str, what: str, text: str, *, urgent: bool) -> bool:
+        key = self._key(node_name, f"{guarded_actions._token(self._job)}.page.{guarded_actions._token(what)}")
+        try:
+            await self._store.create(key, b'{"claimed_at":0,"sent":true}')
+        except (KeyExists, RevisionConflict):
+            return True
+        await self._world.page(f"{node_name}.{what}", text, urgent=urgent)
+        return True
+
+
+# Functions of `core.policy.storm_guard`, replaced.
+def _uncounted(node: NodeGuard, entry: object) -> NodeGuard:
+    return node
+
+
+RULES: dict[str, tuple[str, Any]] = {
+    "no cooldown": ("cooling_s", lambda node, now, policy: 0.0),
+    "nothing is counted": ("count", _uncounted),
+    "the breaker never opens": ("guarded", lambda node, now: []),
+    "no persistence": ("_persistence", lambda seen, anchor, now, policy: None),
+}
+KEEPERS: dict[str, type[GuardKeeper]] = {
+    "no re-verification": NoReverification,
+    "intents are counted": CountsIntents,
+    "no fence": NoFence,
+    "no compare-and-swap": NoCompareAndSwap,
+    "no lock": NoLock,
+    "everybody's own clock": OwnClock,
+    "failed actions are silent": SilentFailure,
+    "no escalation": NoEscalation,
+    "a claimed page counts as sent": ClaimIsEnough,
+}
+MUTANTS = [*RULES, *KEEPERS]
+
+
+@contextmanager
+def mutant(name: str, patch: pytest.MonkeyPatch) -> Iterator[type[GuardKeeper]]:
+    """The keeper with this rule broken."""
+    with patch.context() as inside:
+        if name in RULES:
+            inside.setattr(storm_guard, *RULES[name])
+        yield KEEPERS.get(name, GuardKeeper)

@@ -1,0 +1,98 @@
+"""One instance of the guard as a process of its own: `python -m tests.control.controllers.racer`, told by a
+line of JSON.
+
+It looks at some nodes, all of them bad, as fast as it can, and writes each action as a line to a shared file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aegis_elastic.bus.connection import BusConnection
+from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, master_jwt
+from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.core.model import Verdict
+from aegis_elastic.core.policy.settings import Guard, Policy
+from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, Outcome
+from aegis_elastic.store.contract import Store
+from aegis_elastic.store.etcd import EtcdStore
+from aegis_elastic.store.files import FileStore
+from aegis_elastic.store.jetstream import JetStreamStore
+
+POLICY = Policy(guard=Guard(persistence_s=0.3, look_s=0.05, cooldown_s=600, lock_s=5))
+
+
+async def open_store(told: dict[str, Any]) -> Store:
+    """The store that both share."""
+    if told["kind"] == "files":
+        return await FileStore.open(Path(told["at"]))
+    if told["kind"] == "etcd":
+        return await EtcdStore.open([told["at"]], "race")
+    keys, key = PlaneKeys.load(Path(told["keys"])), NKey.generate()
+    credentials = Credentials(key, master_jwt(keys, key.public, expires_s=600))
+    return await JetStreamStore.open(
+        await BusConnection.connect([told["at"]], credentials, name="racer"), "race"
+    )
+
+
+class World:
+    """Every node is bad, and an action takes a moment."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.name = told["name"]
+        self.dies = told["dies"]
+        self.file = os.open(told["acts"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def now(self) -> float:
+        return time.time()
+
+    async def look(self, case: Case) -> tuple[bool, bool]:
+        return True, True
+
+    async def collect(self, case: Case) -> str:
+        await asyncio.sleep(0.05)
+        return ""
+
+    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
+        os.write(self.file, f"{case.node_name} {self.name} {deed.token}\n".encode())
+        if self.dies:
+            os._exit(9)  # as by SIGKILL, in the middle of it
+        await asyncio.sleep(0.2)
+        return Outcome.DONE, "done"
+
+    async def page(self, key: str, text: str, *, urgent: bool) -> None:
+        return
+
+    def note(self, case: Case, code: str, detail: str) -> None:
+        return
+
+
+async def main() -> None:
+    told = json.loads(sys.stdin.readline())
+    store = await open_store(told)
+    keeper = GuardKeeper(store, "job", told["name"], POLICY, World(told))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    cases = [
+        Case(f"node-{n}", f"w{n}", Verdict.FROZEN, Action.RESTART_HUNG, "a race")
+        for n in range(told["nodes"])
+    ]
+
+    async def race(case: Case) -> None:
+        until = time.time() + told["for_s"]
+        while time.time() < until:
+            await keeper.look(case)
+            await asyncio.sleep(0.02)
+
+    await asyncio.gather(*map(race, cases))
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,147 @@
+"""Desks beside a master: what they say goes to `step` in time, and one that breaks harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from aegis_elastic.control.controllers.contract import Decided, Desks
+from aegis_elastic.core.events import Event, Noted
+from aegis_elastic.core.machine import create
+from aegis_elastic.core.model import JobSpec, Status
+from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData, WirePhase
+
+STATUS = create(JobSpec("job", "default", 1, 1, 0), 0.0)
+MESSAGE = Message(
+    aegis_name="job", aegis_namespace="default", pod_name="w0", type=MessageType.ACK,
+    phase=WirePhase.BOOTCHECK, data=ReportData(), time_stamp=0.0, seq_num=1, uid="u", incarnation=0,
+)  # fmt: skip
+
+
+class Listener:
+    """A desk that wants its turn at a moment and then says one thing."""
+
+    def __init__(self, due_s: float = math.inf) -> None:
+        self._due_s = due_s
+        self.seen: list[str] = []
+
+    def heard(self, message: Message, now_s: float) -> None:
+        self.seen.append(message.pod_name)
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        self.seen.append(status.phase.value)
+
+    def due_s(self) -> float:
+        return self._due_s
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        self._due_s = math.inf
+        return (Noted("w0", "node", "desk.turn", "it is time", now_s),)
+
+    async def close(self) -> None:
+        self.seen.append("closed")
+
+
+class Broken(Listener):
+    """A desk whose method of that name raises."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(0.0)
+        self._where = where
+
+    def _break(self, where: str) -> None:
+        if self._where == where:
+            raise RuntimeError(f"broken in {where}")
+
+    def heard(self, message: Message, now_s: float) -> None:
+        self._break("heard")
+
+    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+        self._break("followed")
+
+    def turn(self, now_s: float) -> Sequence[Event]:
+        self._break("turn")
+        return ()
+
+    async def close(self) -> None:
+        self._break("close")
+
+
+def test_a_desk_has_its_turn_when_it_is_due_and_not_before() -> None:
+    desks, desk = Desks(), Listener(5.0)
+    desks.add(desk)
+    assert desks.due_s() == 5.0
+    assert desks.turn(4.9) == []
+    (event,) = desks.turn(5.0)
+    assert isinstance(event, Noted)
+    assert desks.due_s() == math.inf
+
+
+def test_nobody_is_waited_for_without_desks() -> None:
+    assert Desks().due_s() == math.inf
+    assert Desks().turn(0.0) == []
+
+
+@pytest.mark.parametrize("where", ["heard", "followed", "turn", "close"])
+def test_a_desk_that_breaks_is_put_aside_and_the_others_go_on(where: str) -> None:
+    desks, sound = Desks(), Listener()
+    desks.add(Broken(where))
+    desks.add(sound)
+    for _ in range(2):  # the second time it is not asked any more
+        desks.heard(MESSAGE, 1.0)
+        desks.followed(STATUS, ())
+        desks.turn(1.0)
+    asyncio.run(desks.close())
+    assert sound.seen == ["w0", "Pending", "w0", "Pending", "closed"]
+    assert desks.broken == {"Broken": f"RuntimeError: broken in {where}"}
+
+
+class Busy(Broken):
+    """Breaks while a task of its own is at work."""
+
+    def __init__(self) -> None:
+        super().__init__("turn")
+        self.work = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
+
+    async def close(self) -> None:
+        self.seen.append("closed")
+        self.work.cancel()
+
+
+def test_the_tasks_of_a_desk_that_breaks_end_at_once_and_what_others_use_stays() -> None:
+    async def story() -> None:
+        desks, busy, sound = Desks(), Busy(), Listener()
+        order: list[str] = []
+
+        async def give_back() -> None:
+            order.append(f"after {sound.seen}")
+
+        for desk in (busy, sound):
+            desks.add(desk)
+        desks.at_the_end(give_back)
+        desks.turn(1.0)
+        await asyncio.wait_for(asyncio.gather(busy.work, return_exceptions=True), 5)
+        assert busy.work.cancelled() and not order
+        await desks.close()
+        assert busy.seen == ["closed"], "once"
+        assert order == ["after ['closed']"]
+
+    asyncio.run(story())
+
+
+def test_a_desk_that_can_not_even_be_closed_harms_nobody() -> None:
+    class Hopeless(Broken):
+        async def close(self) -> None:
+            raise OSError("nor in close")
+
+    async def story() -> Desks:
+        desks = Desks()
+        desks.add(Hopeless("turn"))
+        desks.turn(1.0)
+        await desks.close()
+        return desks
+
+    assert asyncio.run(story()).broken == {"Hopeless": "RuntimeError: broken in turn"}

@@ -1,0 +1,289 @@
+"""The desk of the training's pace, told by four agents: marks come, move and go with what is seen."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.progress import PaceDesk
+from aegis_elastic.core.detection import stacks
+from aegis_elastic.core.detection.progress import Own
+from aegis_elastic.core.detection.stacks import Frame
+from aegis_elastic.core.detection.straggler import BAD_WINDOWS, GOOD_WINDOWS
+from aegis_elastic.core.events import (
+    Error,
+    Event,
+    Finish,
+    Join,
+    Mark,
+    Noted,
+    Progress,
+    Reconcile,
+    Saved,
+    Started,
+    Unmark,
+)
+from aegis_elastic.core.machine import create, step
+from aegis_elastic.core.model import JobSpec, Phase, Verdict
+from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData, WirePhase, decode, encode
+
+NAMES = "abcd"
+C10D = "/x/site-packages/torch/distributed/distributed_c10d.py"
+WAITS = stacks.pack((Frame("all_reduce", C10D, 2000), Frame("step", "train.py", 40)))
+LOOPS = stacks.pack((Frame("spin", "train.py", 12), Frame("step", "train.py", 40)))
+
+
+class Office:
+    """The desk beside a machine that runs four workers with a rank each. `now_s` is its monotonic clock."""
+
+    def __init__(self) -> None:
+        self.fed: list[Event] = []
+        self.moved: list[float] = []
+        self.desk = PaceDesk(self.fed.append, floor_s=60.0, silent_s=30.0, moved=self.moved.append)
+        self.status = create(
+            JobSpec("job", "default", 4, 2, 3, bootcheck="off", troubleshoot="off"), time.time()
+        )
+        self.now_s = time.monotonic()
+        self.look = 0
+        self.done: list[Event] = []
+        self.desk.followed(self.status, ())
+        for name in NAMES:
+            self.step(Join(name, f"uid-{name}", f"node-{name}", "127.0.0.1", 1))
+        self.finish()  # getting ready
+        self.finish()  # bootcheck
+        assert self.status.phase is Phase.RUN_COMMAND
+
+    def finish(self) -> None:
+        for pod in self.status.pods:
+            self.step(
+                Finish(pod.name, pod.uid, self.status.incarnation, self.status.seq_num, store="127.0.0.1:1")
+            )
+
+    def step(self, *events: Event) -> None:
+        done = []
+        for event in (*events, *[Reconcile()] * 4):
+            made = step(self.status, event, time.time())
+            self.status = made.status
+            done.append(Decided(event, made))
+        self.desk.followed(self.status, done)
+
+    def hear(
+        self,
+        worker: str,
+        *,
+        kind: MessageType = MessageType.ACK,
+        look: int = 0,
+        incarnation: int = 0,
+        **told: Any,
+    ) -> None:
+        rank = {
+            "rank": NAMES.index(worker),
+            "step": 100,
+            "beats": 100,
+            "longestS": 2.0,
+            "stepS": 0.2,
+            "state": "S",
+        }
+        saved = told.pop("saved", None)
+        facts = {
+            "look": look or self.look, "incarnation": incarnation or self.status.incarnation,
+            "ranks": [rank | told], **({"saved": saved} if saved else {}),
+        }  # fmt: skip
+        watched = {"progress": msgspec.Raw(msgspec.json.encode(facts))}
+        message = Message(
+            aegis_name="job", aegis_namespace="default", pod_name=worker, type=kind, phase=WirePhase.COMMAND,
+            time_stamp=1.0, seq_num=self.status.seq_num, uid=f"uid-{worker}",
+            incarnation=incarnation or self.status.incarnation,
+            data=ReportData(state="running", watched=watched),
+        )  # fmt: skip
+        self.desk.heard(decode(encode(message)), self.now_s)
+
+    def turn(self, *, seconds: float = 2.0, but: str = "", **told: Any) -> list[Event]:
+        """Everybody but those is heard, and some time goes by. `told`: of all, or by worker."""
+        self.now_s += seconds
+        self.look += 1
+        for name in NAMES:
+            if name not in but:
+                common = {key: value for key, value in told.items() if key not in NAMES}
+                self.hear(name, **common | told.get(name, {}))
+        events = [*self.fed, *self.desk.turn(self.now_s)]
+        self.fed.clear()
+        self.done += events
+        self.step(*events)
+        return [event for event in events if not isinstance(event, (Progress, Started))]
+
+    def marks(self) -> set[tuple[str, str]]:
+        return {(mark.node_name, mark.verdict.value) for mark in self.status.marks}
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+def stuck(**of_c: Any) -> dict[str, Any]:
+    """All wait for c."""
+    others = {"idleS": 90.0, "stack": WAITS, "steady": 3}
+    return {**others, "c": {**others, "stack": LOOPS, **of_c}}
+
+
+def test_a_deadlock_is_marked_once_and_the_mark_goes_when_training_moves(office: Office) -> None:
+    (event,) = office.turn(**stuck())
+    assert isinstance(event, Mark)
+    assert (event.node_name, event.worker, event.verdict) == ("node-c", "c", Verdict.DESYNC)
+    assert "rank 2 of node-c stands at train.py:12 (spin)" in event.reason
+    assert office.turn(**stuck()) == []
+    assert office.turn(**stuck(steady=0, stack="")) == [], "one look that failed changes nothing"
+    (event,) = office.turn(idleS=0.1)
+    assert isinstance(event, Unmark)
+    assert office.marks() == set()
+
+
+def test_what_shows_as_something_else_later_is_marked_so(office: Office) -> None:
+    office.turn(idleS=90.0, stack=WAITS, steady=3)
+    assert office.marks() == {("node-a", "stalled")}
+    unmark, mark = office.turn(**stuck())
+    assert isinstance(unmark, Unmark)
+    assert isinstance(mark, Mark)
+    assert office.marks() == {("node-c", "desync")}
+
+
+def test_a_stop_for_whatever_reason_ends_the_marks_of_a_hang(office: Office) -> None:
+    office.turn(**stuck())
+    office.step(Error("a", "uid-a", 1, office.status.seq_num, "exit code 1"))
+    assert [type(event) for event in office.fed] == [Unmark]
+    assert office.desk.due_s() == math.inf
+    assert list(office.desk.turn(office.now_s + 5)) == []
+
+
+def test_without_word_from_everybody_nothing_is_said_of_a_hang(office: Office) -> None:
+    assert office.turn(but="d", **stuck()) == []
+    office.turn(idleS=0.1)
+    office.now_s += 25.0
+    assert office.turn(but="d", **stuck()) == [], "what d said is too old"
+
+
+def test_facts_of_another_incarnation_or_without_sense_are_nothing(office: Office) -> None:
+    for name in NAMES:
+        office.hear(name, look=1, incarnation=7, **{k: v for k, v in stuck().items() if k != "c"})
+    for nonsense in ({"beats": -1}, {"idleS": 1e300}, {"stack": "x" * 9000}, {"state": 7}):
+        office.hear("a", look=2, **nonsense)
+    assert office.turn(but=NAMES) == []
+
+
+def test_silent_while_steps_advance_is_unreachable_and_back_when_it_is_heard(office: Office) -> None:
+    """Five minutes without the agent of d: a mark, for people, and nothing more."""
+    office.turn()
+    events = [event for n in range(150) for event in office.turn(but="d", step=100 + n, beats=100 + n)]
+    assert [(type(event), getattr(event, "verdict", "")) for event in events] == [(Mark, Verdict.UNREACHABLE)]
+    assert len(office.moved) >= 150, "liveness hears of every move"
+    (event,) = office.turn(beats=900)
+    assert isinstance(event, Unmark)
+    assert office.status.phase is Phase.RUN_COMMAND
+
+
+def test_silent_while_nothing_moves_is_not_ours_to_judge(office: Office) -> None:
+    office.turn()
+    assert [event for _ in range(40) for event in office.turn(but="d", idleS=5.0)] == []
+
+
+def windows(serial: int, **ms: float) -> dict[str, Any]:
+    return {
+        name: {"own": msgspec.to_builtins(Own(serial, 10, ms.get(name, 100.0) * 1e3, 1e5, 2e5, 1e5))}
+        for name in NAMES
+    }
+
+
+def test_a_slow_rank_is_marked_after_windows_in_a_row_each_counted_once(office: Office) -> None:
+    for serial in range(1, BAD_WINDOWS + 1):
+        assert not office.marks()
+        for _ in range(3):  # reports repeat a window until the next
+            office.turn(**windows(serial, b=140.0))
+    assert office.marks() == {("node-b", "slow")}
+    (mark,) = office.status.marks
+    assert (
+        "rank 1 takes 140 ms of own work before its first collective, its peers 100 ms (1.40 times"
+        in mark.reason
+    )
+    for serial in range(10, 10 + GOOD_WINDOWS):
+        office.turn(**windows(serial))
+    assert office.marks() == set()
+
+
+def test_a_slow_mark_outlives_a_restart_and_hangs_of_one_incarnation_dont_count_in_the_next(
+    office: Office,
+) -> None:
+    for serial in range(1, BAD_WINDOWS + 1):
+        office.turn(**windows(serial, b=140.0))
+    office.step(Error("a", "uid-a", 1, office.status.seq_num, "exit code 1"))
+    office.finish()
+    assert (office.status.phase, office.status.incarnation) == (Phase.RUN_COMMAND, 2)
+    office.turn()
+    assert office.marks() == {("node-b", "slow")}
+
+
+def test_a_new_master_takes_over_the_marks_and_takes_them_away_when_their_time_has_come(
+    office: Office,
+) -> None:
+    office.turn(**stuck())
+    office.desk = PaceDesk(office.fed.append, floor_s=60.0)
+    office.desk.followed(office.status, ())
+    assert office.turn(**stuck()) == []
+    office.turn(idleS=0.1)
+    assert office.marks() == set()
+
+
+def test_how_far_training_is_is_told_before_a_failure_is_judged(office: Office) -> None:
+    office.turn(step=120)
+    office.turn(step=345, beats=300)
+    office.hear("a", kind=MessageType.ERROR, look=office.look)
+    assert office.fed == [Progress(345)]
+
+
+def test_a_checkpoint_that_the_code_tells_of_is_told_once(office: Office) -> None:
+    saved = {"rank": 0, "calls": 1, "step": 90, "path": "/c/90", "time": 5.0}
+    assert office.turn(a={"saved": saved}) == [Saved(90, "/c/90", "called", 5.0)]
+    assert office.turn(a={"saved": saved}) == []
+    assert office.turn(a={"saved": saved | {"calls": 2, "step": 99}}) == [Saved(99, "/c/90", "called", 5.0)]
+
+
+def test_a_rank_that_ends_well_before_the_others_is_said_once(office: Office) -> None:
+    assert office.turn(d={"ended": True}) == [], "who is last is always a little later"
+    (event,) = office.turn(step=140, beats=140, d={"ended": True, "step": 100})
+    assert isinstance(event, Noted)
+    assert event.code == "rank.ended_early"
+    assert event.detail == "rank 3 ended without an error after step 100; others are at step 140"
+    assert office.turn(step=150, beats=150, d={"ended": True, "step": 100}) == []
+
+
+def test_a_node_that_is_done_while_others_train_on_is_said_too(office: Office) -> None:
+    office.turn()
+    office.step(Finish("d", "uid-d", 1, office.status.seq_num))
+    (event,) = office.turn(but="d", step=140, beats=140)
+    assert isinstance(event, Noted)
+    assert event.detail.startswith("rank 3 ended without an error after step 100")
+    (event,) = office.turn(but="d", seconds=40.0, idleS=90.0, stack=WAITS, steady=3)
+    assert isinstance(event, Mark)
+    assert event.verdict is Verdict.STALLED
+    assert "rank 3 has ended already" in event.reason
+
+
+def test_the_first_step_of_all_ranks_is_told_once(office: Office) -> None:
+    office.turn(firstS=2.5, c={"beats": 0, "step": -1})
+    assert not any(isinstance(event, Started) for event in office.done)
+    office.turn(firstS=2.5, c={"firstS": 4.5})
+    office.turn(firstS=2.5, c={"firstS": 4.5})
+    (started,) = (event for event in office.done if isinstance(event, Started))
+    assert (started.worker, started.timings_s) == ("c", {"first_step_s": 4.5})
+
+
+def test_the_record_learns_how_far_training_is_now_and_then(office: Office) -> None:
+    for n in range(100):
+        office.turn(step=100 + n, beats=100 + n)
+    told = office.status.highest_step
+    assert 199 > told > 130, "about once a minute, not at every step"
