@@ -22,7 +22,7 @@ from pathlib import Path
 from aegis_elastic.core.diagnosis.signatures import UNKNOWN, Signature, Signatures, load
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = ROOT / "tests" / "core" / "signature_lines.jsonl"
+KINDS = ROOT / "tests" / "core" / "diagnosis" / "signature_lines.jsonl"
 REAL = ROOT.parent / "shared" / "data" / "log_lines.jsonl"
 FAULT_SHARES = (0.0, 0.01, 0.1, 1.0)
 AIM_PER_S = 100_000

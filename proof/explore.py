@@ -72,18 +72,18 @@ class Graph:
 
 def describe(s: Status) -> str:
     """A status in one line: phase, counts, and each worker's phase, retries and facts."""
-    pods = " ".join(
+    workers = " ".join(
         f"{p.name}[{p.inner_phase.value} {p.retries}"
         + "".join(f" {f}" for f in ("finished", "gone", "restarted", "failed", "faulty") if getattr(p, f))
         + "]"
-        for p in s.pods
+        for p in s.workers
     )
     waiting = f" spares {len(s.spares)}" if s.spares else ""
     extra = "".join(
         text for text, on in ((" quit", s.should_quit), (" independent", not worlds.protected(s))) if on
     )
     counts = f"count {s.recover_count} entries {s.entries} deadline {s.deadline:g}"
-    return f"{s.phase.value} {counts}{extra} {pods}{waiting}"
+    return f"{s.phase.value} {counts}{extra} {workers}{waiting}"
 
 
 def first_status(world: World, machine: Machine) -> Status:

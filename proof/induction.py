@@ -345,13 +345,13 @@ def _facts(s: State, status: Status) -> list[tuple[Any, Any]]:
         (s.entries, z3.IntVal(status.entries)),
         (s.charged, z3.BoolVal(status.charged)),
     ]
-    for i, pod in enumerate(status.pods):
+    for i, worker in enumerate(status.workers):
         pairs += [
-            (s.inner[i], z3.IntVal(_PHASES[pod.inner_phase])),
-            (s.finished[i], z3.BoolVal(pod.finished)),
-            (s.retries[i], z3.IntVal(pod.retries)),
-            (s.restarted[i], z3.BoolVal(pod.restarted)),
-            (s.failed[i], z3.BoolVal(pod.failed)),
+            (s.inner[i], z3.IntVal(_PHASES[worker.inner_phase])),
+            (s.finished[i], z3.BoolVal(worker.finished)),
+            (s.retries[i], z3.IntVal(worker.retries)),
+            (s.restarted[i], z3.BoolVal(worker.restarted)),
+            (s.failed[i], z3.BoolVal(worker.failed)),
         ]
     return pairs
 

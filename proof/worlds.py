@@ -46,9 +46,9 @@ from aegis_elastic.core.model import (
     Mode,
     NodeMark,
     Phase,
-    PodInfo,
     Status,
     Verdict,
+    Worker,
 )
 
 # The base to which growing numbers are put back, and the instant at which every event happens.
@@ -153,8 +153,8 @@ def canonical(s: Status) -> Status:
     """The representative of all statuses that differ only in what no decision depends on."""
     return msgspec.structs.replace(
         s,
-        pods=tuple(_canonical_pod(pod) for pod in s.pods),
-        spares=tuple(_canonical_pod(pod) for pod in s.spares),
+        workers=tuple(_canonical_pod(worker) for worker in s.workers),
+        spares=tuple(_canonical_pod(worker) for worker in s.spares),
         seq_num=SEQ,
         incarnation=INCARNATION,
         step=STEP,
@@ -166,7 +166,7 @@ def canonical(s: Status) -> Status:
         store="",
         checks=(),
         clues=tuple(clue for clue in s.clues if clue in DECISIVE and s.phase is Phase.RUN_COMMAND),
-        root=next((pod.name for pod in s.pods if pod.failed), ""),
+        root=next((worker.name for worker in s.workers if worker.failed), ""),
         reschedules=0,
         evictions=0,
         saves=s.saves % s.spec.retry_decay if s.spec.retry_decay else 0,
@@ -212,25 +212,25 @@ def _canonical_progress(s: Status) -> dict[str, Any]:
     }
 
 
-def _canonical_pod(pod: PodInfo) -> PodInfo:
-    return PodInfo(
-        name=pod.name,
-        uid=f"{pod.name}.1" if pod.uid else "",
-        node_name=pod.node_name,
-        pod_ip="",
+def _canonical_pod(worker: Worker) -> Worker:
+    return Worker(
+        name=worker.name,
+        uid=f"{worker.name}.1" if worker.uid else "",
+        node_name=worker.node_name,
+        node_ip="",
         nproc=1,
-        ordinal=pod.ordinal,
-        inner_phase=pod.inner_phase,
-        finished=pod.finished,
-        retries=pod.retries,
-        store=pod.store,
-        gone=pod.gone,
-        restarted=pod.restarted,
-        failed=pod.failed,
-        faulty="yes" if pod.faulty else "",
-        fit=pod.fit,
-        renew=_canonical_renew(pod.renew),
-        relieve="yes" if pod.relieve else "",
+        ordinal=worker.ordinal,
+        inner_phase=worker.inner_phase,
+        finished=worker.finished,
+        retries=worker.retries,
+        store=worker.store,
+        gone=worker.gone,
+        restarted=worker.restarted,
+        failed=worker.failed,
+        faulty="yes" if worker.faulty else "",
+        fit=worker.fit,
+        renew=_canonical_renew(worker.renew),
+        relieve="yes" if worker.relieve else "",
     )
 
 
@@ -251,10 +251,10 @@ def moves(world: World, s: Status) -> Iterator[Move]:
         yield Move("Quit", "", Quit("someone asked"))
     if "expire" in on and s.deadline > NOW:
         yield Move("Expire", "", None)
-    if "together" in on and all(not pod.gone for pod in s.pods):
-        yield Move("LostTogether", "", Lost(tuple((pod.name, pod.uid) for pod in s.pods), "rack"))
-    for pod in s.pods:
-        yield from _moves_of(on, s, pod)
+    if "together" in on and all(not worker.gone for worker in s.workers):
+        yield Move("LostTogether", "", Lost(tuple((worker.name, worker.uid) for worker in s.workers), "rack"))
+    for worker in s.workers:
+        yield from _moves_of(on, s, worker)
     for spare in s.spares:
         yield from _moves_of_taints(on, spare.node_name)
         if "fit" in on:
@@ -288,7 +288,7 @@ def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
         yield Move("HoldOver", "", Hold("too late", NOW))
     if "slow" in on:
         # A mark stays with its node when the worker moves on: nobody is there who could leave.
-        seated = {pod.node_name for pod in s.pods}
+        seated = {worker.node_name for worker in s.workers}
         for mark in s.marks:
             if mark.node_name not in seated:
                 yield Move("EvictGone", mark.node_name, Evict(mark.node_name, "persisted"))
@@ -298,8 +298,8 @@ def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
             yield Move("TaintAgain", node.node_name, Taint(node.node_name, node.reason, node.kind))
 
 
-def _moves_of_marks(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
-    who, node = pod.name, pod.node_name
+def _moves_of_marks(on: frozenset[str], s: Status, worker: Worker) -> Iterator[Move]:
+    who, node = worker.name, worker.node_name
     for word, verdict in (("slow", Verdict.SLOW), ("hung", Verdict.DESYNC)):
         if word in on:
             yield Move(f"Mark {word}", who, Mark(node, who, verdict, "behind"))
@@ -317,47 +317,47 @@ def _moves_of_taints(on: frozenset[str], node: str) -> Iterator[Move]:
         yield Move("Untaint", node, Untaint(node, "repaired"))
 
 
-def _moves_of(on: frozenset[str], s: Status, pod: PodInfo) -> Iterator[Move]:
-    who = pod.name
+def _moves_of(on: frozenset[str], s: Status, worker: Worker) -> Iterator[Move]:
+    who = worker.name
     if "restart" in on:
         yield Move("Restart", who, join(who, 2, on))
-    if "lost" in on and not pod.gone:
-        yield Move("Lost", who, Lost(((who, pod.uid),), "killed"))
+    if "lost" in on and not worker.gone:
+        yield Move("Lost", who, Lost(((who, worker.uid),), "killed"))
     if "independent" in on:
         yield Move("Independent", who, Independent(who, s.incarnation, "exit code 1"))
     if "ended" in on:
         yield Move("IndependentEnd", who, Independent(who, s.incarnation, "exit code 1", ended=True))
-    yield from _moves_of_marks(on, s, pod)
+    yield from _moves_of_marks(on, s, worker)
     if "relieve" in on:
-        yield Move("Relieve", who, Relieve(pod.node_name, "failed too often today"))
-    if pod.gone:
+        yield Move("Relieve", who, Relieve(worker.node_name, "failed too often today"))
+    if worker.gone:
         return
     held = address(who) if "stores" in on else ""
-    yield Move("Finish", who, finish(s, pod, store=held))
+    yield Move("Finish", who, finish(s, worker, store=held))
     if "error" in on:
-        yield Move("Error", who, error(s, pod, store=held))
+        yield Move("Error", who, error(s, worker, store=held))
     if "progress" in on:
         for clue in DECISIVE:
-            told = msgspec.structs.replace(error(s, pod), clues=(clue,))
+            told = msgspec.structs.replace(error(s, worker), clues=(clue,))
             yield Move(f"Error {clue}", who, told)
-    if "offer" in on and s.phase is Phase.PENDING and not pod.store:
-        yield Move("Offer", who, Offer(who, pod.uid, address(who)))
-    if pod.finished:
+    if "offer" in on and s.phase is Phase.PENDING and not worker.store:
+        yield Move("Offer", who, Offer(who, worker.uid, address(who)))
+    if worker.finished:
         return
     # Findings that come while training runs (they can't, in truth) are nobody's verdict.
     if "hardware" in on and s.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING, Phase.RUN_COMMAND):
-        yield Move("FinishFaulty", who, finish(s, pod, findings=HARDWARE, store=held))
+        yield Move("FinishFaulty", who, finish(s, worker, findings=HARDWARE, store=held))
     if "broken" in on and s.phase is Phase.TROUBLESHOOTING:
-        yield Move("FinishBroken", who, finish(s, pod, findings=BROKEN, store=held))
+        yield Move("FinishBroken", who, finish(s, worker, findings=BROKEN, store=held))
     if "io" in on and s.phase is Phase.TROUBLESHOOTING:
-        yield Move("FinishBrokenIo", who, finish(s, pod, findings=BROKEN_IO, store=held))
+        yield Move("FinishBrokenIo", who, finish(s, worker, findings=BROKEN_IO, store=held))
     if "software" in on and s.phase is Phase.BOOT_CHECKING:
-        yield Move("FinishBad", who, finish(s, pod, findings=NETWORK, store=held))
-        yield Move("FinishSlow", who, finish(s, pod, findings=SLOW, store=held))
+        yield Move("FinishBad", who, finish(s, worker, findings=NETWORK, store=held))
+        yield Move("FinishSlow", who, finish(s, worker, findings=SLOW, store=held))
 
 
-def _present(s: Status, worker: str) -> bool:
-    return any(pod.name == worker and not pod.gone for pod in (*s.pods, *s.spares))
+def _present(s: Status, name: str) -> bool:
+    return any(worker.name == name and not worker.gone for worker in (*s.workers, *s.spares))
 
 
 def address(worker: str) -> str:
@@ -371,14 +371,16 @@ def join(worker: str, life: int, on: frozenset[str] = frozenset()) -> Join:
     return Join(worker, f"{worker}.{life}", node, "", 1, ordinal)
 
 
-def finish(s: Status, pod: PodInfo, *, findings: tuple[Finding, ...] = (), store: str = "") -> Finish:
+def finish(s: Status, worker: Worker, *, findings: tuple[Finding, ...] = (), store: str = "") -> Finish:
     """A current Finish of that worker."""
-    return Finish(pod.name, pod.uid, s.incarnation, s.seq_num, findings, store)
+    return Finish(worker.name, worker.uid, s.incarnation, s.seq_num, findings, store)
 
 
-def error(s: Status, pod: PodInfo, *, store: str = "") -> Error:
+def error(s: Status, worker: Worker, *, store: str = "") -> Error:
     """A current Error of that worker."""
-    return Error(pod.name, pod.uid, s.incarnation, s.seq_num, "exit code 1", clues=("network",), store=store)
+    return Error(
+        worker.name, worker.uid, s.incarnation, s.seq_num, "exit code 1", clues=("network",), store=store
+    )
 
 
 def shape(s: Status) -> tuple[object, ...]:
@@ -393,15 +395,15 @@ def shape(s: Status) -> tuple[object, ...]:
         s.renewed,
         tuple(
             (p.inner_phase.value, p.finished, p.retries, p.restarted, p.failed, _renewing(s, p))
-            for p in s.pods
+            for p in s.workers
         ),
     )
 
 
-def _renewing(s: Status, pod: PodInfo) -> str:
-    if not pod.renew or s.phase in TERMINAL:
+def _renewing(s: Status, worker: Worker) -> str:
+    if not worker.renew or s.phase in TERMINAL:
         return "no"
-    return "away" if pod.gone else "wanted"
+    return "away" if worker.gone else "wanted"
 
 
 def protected(s: Status) -> bool:

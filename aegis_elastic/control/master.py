@@ -146,8 +146,8 @@ class Master:
         self._roll.follow(status, mono)
         self._resumed = begun.name == "adopt"
         if self._resumed:
-            for pod in (*status.pods, *status.spares):
-                self._roll.closed(pod.uid, AWAY, mono)
+            for worker in (*status.workers, *status.spares):
+                self._roll.closed(worker.uid, AWAY, mono)
 
     # ------------------------------------------------------------ what arrives
 
@@ -232,7 +232,7 @@ class Master:
         mono = time.monotonic()
         if self._roll.heard(message.uid, message.seq_num, mono) and message.seq_num < self._status.seq_num:
             # It has just come and can't have heard the newest order: don't let it wait for the repetition.
-            rest_s = REST_S_PER_WORKER * len(self._status.pods)
+            rest_s = REST_S_PER_WORKER * len(self._status.workers)
             self._repeat_at = min(self._repeat_at, max(mono, self._published_at + rest_s))
             self._wake.set()
         self._roll.seen(message.uid, message.time_stamp, data.alive, mono)
@@ -272,16 +272,16 @@ class Master:
         self._wake.set()
 
     def _recall(self, message: Message) -> None:
-        pod = self._status.pod(message.pod_name)
+        worker = self._status.worker(message.worker)
         if self._status.phase in TERMINAL:
             word: directives.Word = directives.Dismissal(
                 message.uid, f"the job has ended: {self._status.phase.value}"
             )
-        elif pod is not None and pod.renew and (pod.gone, pod.uid) == (True, message.uid):
-            word = directives.Renew(message.uid, pod.renew)  # It was told, but the bus may lose anything.
+        elif worker is not None and worker.renew and (worker.gone, worker.uid) == (True, message.uid):
+            word = directives.Renew(message.uid, worker.renew)  # It was told, but the bus may lose anything.
         else:
             word = directives.Recall(message.uid, "the master doesn't know this agent")
-        self._later(self._performer.say(message.pod_name, word))
+        self._later(self._performer.say(message.worker, word))
 
     # ------------------------------------------------------------ the loop
 
@@ -318,7 +318,7 @@ class Master:
         if mono >= self._repeat_at:
             self._repeat_at = mono + REPEAT_S
             # Whoever waits for the answer to an Error must hear that somebody is thinking about it.
-            stale = mono - self._published_at >= max(CLOCK_S, CLOCK_S_PER_WORKER * len(self._status.pods))
+            stale = mono - self._published_at >= max(CLOCK_S, CLOCK_S_PER_WORKER * len(self._status.workers))
             if stale or self._roll.evidence or not self._roll.all_acknowledged(self._status.seq_num):
                 await self._publish_order()
 

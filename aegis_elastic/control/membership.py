@@ -43,7 +43,7 @@ class Roll:
 
     def follow(self, status: Status, now_s: float) -> None:
         """Know exactly the agents of this status; newcomers begin as heard now."""
-        current = {pod.uid: pod.name for pod in (*status.pods, *status.spares) if not pod.gone}
+        current = {worker.uid: worker.name for worker in (*status.workers, *status.spares) if not worker.gone}
         for uid in self._contacts.keys() - current.keys():
             del self._contacts[uid]
             self._acknowledged.pop(uid, None)
@@ -52,8 +52,8 @@ class Roll:
             self._clocks.pop(uid, None)
             self._jwt_until.pop(uid, None)
             self._keys.pop(uid, None)
-        for uid, worker in current.items():
-            self._contacts.setdefault(uid, Contact(worker, uid, now_s))
+        for uid, name in current.items():
+            self._contacts.setdefault(uid, Contact(name, uid, now_s))
 
     def knows(self, uid: str) -> bool:
         """Whether this life of an agent is part of the job."""

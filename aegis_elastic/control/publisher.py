@@ -182,7 +182,7 @@ class Performer:
         message = Message(
             aegis_name=self._job,
             aegis_namespace=self._namespace,
-            pod_name="master",
+            worker="master",
             type=MessageType.ORDER,
             phase=WirePhase(orders.WIRE_PHASE[order.action]),
             data=order,
@@ -203,9 +203,9 @@ class Performer:
         final = await asyncio.to_thread(_report, book, status)
         write_if_it_goes(run_dir / REPORT_FILE, msgspec.json.format(msgspec.json.encode(final), indent=2))
         told = report_summary.fitting(final, MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX)
-        for pod in (*status.pods, *status.spares):
-            if not pod.gone:
-                await self.say(pod.name, directives.FinalReport(pod.uid, told))
+        for worker in (*status.workers, *status.spares):
+            if not worker.gone:
+                await self.say(worker.name, directives.FinalReport(worker.uid, told))
         if status.phase is Phase.FAILED:
             logger.warning("job %s failed: %s", self._job, status.fail_reason)
         return final

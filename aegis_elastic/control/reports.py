@@ -78,7 +78,7 @@ class Arrivals:
         if isinstance(event, Started):
             if self._told_started.get(message.uid) == message.incarnation:
                 return None
-            if len(self._told_started) > 2 * len(status.pods) + STARTED_MIN:
+            if len(self._told_started) > 2 * len(status.workers) + STARTED_MIN:
                 self._told_started = {
                     uid: told for uid, told in self._told_started.items() if self._roll.knows(uid)
                 }
@@ -89,7 +89,7 @@ class Arrivals:
     def verdict(self, status: Status, suspects: frozenset[str], now_s: float) -> Verdict:
         """Whose failure came first, as far as the Errors that wait say."""
         waiting = [evidence for evidence, _ in self._roll.evidence.values()]
-        expected = sum(not pod.finished and not pod.gone for pod in status.pods)
+        expected = sum(not worker.finished and not worker.gone for worker in status.workers)
         return attribute(waiting, suspects, expected, now_s, self._attribution_s)
 
     def attributed(
@@ -114,16 +114,16 @@ def check_speaker(spec: JobSpec, subject: str, message: Message) -> None:
     BadMessage if it isn't.
     """
     try:
-        rightful = subjects.report(spec.namespace, spec.job_name, message.pod_name)
+        rightful = subjects.report(spec.namespace, spec.job_name, message.worker)
     except ValueError as error:
         raise BadMessage(f"cannot read a message: {error}") from error
     if subject != rightful:
-        raise BadMessage(f"cannot read a message: {message.pod_name!r} has another subject")
+        raise BadMessage(f"cannot read a message: {message.worker!r} has another subject")
 
 
 def _is_seated(status: Status, message: Message) -> bool:
-    pod = status.pod(message.pod_name)
-    return pod is not None and pod.uid == message.uid
+    worker = status.worker(message.worker)
+    return worker is not None and worker.uid == message.uid
 
 
 def _is_recent(status: Status, message: Message) -> bool:

@@ -145,16 +145,16 @@ class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
             raise ValueError(f"cannot run {self.job_name!r}: retryDecay must be >= 0, 0 for never")
 
 
-def _pod_name(field: str) -> str:
-    """The wire name of a `PodInfo` field: camelCase, with the address as the specification spells it."""
+def _wire_name(field: str) -> str:
+    """The wire name of a `Worker` field: camelCase, with the address as the specification spells it."""
     head, *tail = field.split("_")
-    return {"pod_ip": "podIP"}.get(field, head + "".join(part.capitalize() for part in tail))
+    return {"node_ip": "podIP"}.get(field, head + "".join(part.capitalize() for part in tail))
 
 
-class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
+class Worker(msgspec.Struct, frozen=True, rename=_wire_name):
     """One worker: an agent and the training processes it manages.
 
-    Its place in `Status.pods` is its group rank. `risk`: the score of its node when it came
+    Its place in `Status.workers` is its group rank. `risk`: the score of its node when it came
     (`core.policy.node_records`); `fit`: it was checked while it waited as a spare. The fields from `gone` on
     are facts that have arrived and that the next `Reconcile` will act upon: `gone` (no live agent),
     `restarted` (the agent was lost or replaced), `failed` (the first Error of this incarnation is ours),
@@ -166,7 +166,7 @@ class PodInfo(msgspec.Struct, frozen=True, rename=_pod_name):
     name: str
     uid: str
     node_name: str
-    pod_ip: str
+    node_ip: str
     nproc: int
     inner_phase: Phase
     finished: bool = False
@@ -202,8 +202,8 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
 
     spec: JobSpec
     phase: Phase
-    pods: tuple[PodInfo, ...] = ()
-    spares: tuple[PodInfo, ...] = ()
+    workers: tuple[Worker, ...] = msgspec.field(name="pods", default=())
+    spares: tuple[Worker, ...] = ()
     recover_count: int = 0
     seq_num: int = 0
     incarnation: int = 0
@@ -237,9 +237,9 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     attempt: int = 0
     suspended: str = ""
 
-    def pod(self, name: str) -> PodInfo | None:
+    def worker(self, name: str) -> Worker | None:
         """The seated worker of that name, or None."""
-        return next((pod for pod in self.pods if pod.name == name), None)
+        return next((worker for worker in self.workers if worker.name == name), None)
 
     @property
     def waits(self) -> bool:

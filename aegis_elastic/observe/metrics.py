@@ -129,7 +129,7 @@ class Metrics:
     def _world(self, status: Status, phase: str) -> tuple[str, str, str]:
         number = max(self._rounds[phase], 1)
         shown = str(number) if number < ROUND_MAX else f"{ROUND_MAX}+"
-        return self._gpu_type, str(len(status.pods)), shown
+        return self._gpu_type, str(len(status.workers)), shown
 
 
 class _Now(Collector):
@@ -168,7 +168,7 @@ class _Now(Collector):
             ("retries_max", "Restarts that the job may use", spec.max_retry),
             ("reschedules", "Restarts for hardware, which don't count", status.reschedules),
             ("evictions", "Nodes that were let go because they were slow or hung", status.evictions),
-            ("workers", "Workers that have a seat", len(status.pods)),
+            ("workers", "Workers that have a seat", len(status.workers)),
             ("spares", "Workers that wait for one", len(status.spares)),
             ("step_highest", "Highest training step that is known of; -1: none", status.highest_step),
             ("step_saved", "Step of the newest checkpoint that is known of; -1: none", status.saved_step),

@@ -68,7 +68,7 @@ class Clock:
         if self._mend is not None and isinstance(event, Started) and after.phase is Phase.RUN_COMMAND:
             self._mend.note(event.timings_s)
             self._mend.started.add(event.worker)
-            if self._mend.started >= {pod.name for pod in after.pods}:
+            if self._mend.started >= {worker.name for worker in after.workers}:
                 over, self._mend = self._mend.segments(at), None
         return over
 

@@ -22,7 +22,7 @@ ACCEPTED: dict[str, str] = {
         "test where all machines were cleared (test_absent.py)"
     ),
     "machine.conditions: operand 1 dropped: "
-    "return s.phase is not Phase.PENDING or len(s.pods) == s.spec.worker_num or s.deadline == 0.0": (
+    "return s.phase is not Phase.PENDING or len(s.workers) == s.spec.worker_num or s.deadline == 0.0": (
         "outside Pending the deadline is 0 where everybody has finished (NothingLeftStanding)"
     ),
     "machine.node_facts: dropped: if not any((mark.node_name == e.node_name for mark in s.marks)):: "
@@ -33,8 +33,7 @@ ACCEPTED: dict[str, str] = {
     "if before is not None and (before.reason, before.kind) == (e.reason, e.kind):": (
         "as for the line that it guards: who found the fault and when is for people"
     ),
-    "machine.decisions: retries= dropped: "
-    "pods = (*(pod for pod in s.pods if not pod.gone), edit(seated, retries=s.recover_count))": (
+    "machine.decisions: retries= dropped: edit(seated, retries=s.recover_count),": (
         "the count is above 0 in Pending after a requeue only, which the worlds don't have (requeue.txt does)"
     ),
     "machine.conditions: filter dropped: "
@@ -44,8 +43,7 @@ ACCEPTED: dict[str, str] = {
     "machine.node_facts: LtE -> Lt: fresh = now - s.saved_at <= BOUNDARY_S": (
         "a checkpoint is recent or long ago in the worlds, and never of that very moment"
     ),
-    "machine.node_facts: operand 3 dropped: "
-    "if s.phase is not Phase.RUN_COMMAND or pod is None or pod.gone or pod.finished or pod.restarted:": (
+    "machine.node_facts: operand 3 dropped: s.phase is not Phase.RUN_COMMAND": (
         "who is gone while training runs has finished or counts as restarted, and is refused as that"
     ),
     "machine.node_facts: until= dropped: node = msgspec.structs.replace(before, until=e.until)": (
@@ -62,7 +60,7 @@ ACCEPTED: dict[str, str] = {
     "if before is not None and (before.reason, before.kind) == (e.reason, e.kind):": (
         "who found the fault and when is for people; the node is refused all the same"
     ),
-    "machine.decisions: max -> min: worst = max(pod.retries for pod in s.pods)": (
+    "machine.decisions: max -> min: worst = max(worker.retries for worker in s.workers)": (
         "the number is for the reason's text only"
     ),
     'machine.change: False -> True: "fit": False,': (

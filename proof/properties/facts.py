@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aegis_elastic.core.events import Dismiss
-from aegis_elastic.core.model import TERMINAL, Mode, Phase, PodInfo, Status
+from aegis_elastic.core.model import TERMINAL, Mode, Phase, Status, Worker
 from proof.explore import Edge, Machine
 from proof.properties.stale import not_current
 from proof.worlds import NOW
@@ -13,8 +13,8 @@ from proof.worlds import NOW
 FactProperty = Callable[[Edge], bool]
 
 
-def _pod(e: Edge) -> tuple[PodInfo | None, PodInfo | None]:
-    return e.before.pod(e.move.worker), e.transition.status.pod(e.move.worker)
+def _worker(e: Edge) -> tuple[Worker | None, Worker | None]:
+    return e.before.worker(e.move.worker), e.transition.status.worker(e.move.worker)
 
 
 def _others_untouched(e: Edge) -> bool:
@@ -23,11 +23,13 @@ def _others_untouched(e: Edge) -> bool:
     if e.move.label in all_of_them or e.move.label.startswith("Independent"):
         return True
     a, b = e.before, e.transition.status
-    return [p for p in a.pods if p.name != e.move.worker] == [p for p in b.pods if p.name != e.move.worker]
+    return [p for p in a.workers if p.name != e.move.worker] == [
+        p for p in b.workers if p.name != e.move.worker
+    ]
 
 
 def _finish(e: Edge) -> bool:
-    was, now = _pod(e)
+    was, now = _worker(e)
     if not e.move.label.startswith("Finish") or was is None or now is None:
         return True
     if e.before.phase in TERMINAL or was.finished:
@@ -49,12 +51,12 @@ def _finish(e: Edge) -> bool:
 
 
 def _error(e: Edge) -> bool:
-    was, now = _pod(e)
+    was, now = _worker(e)
     a, b = e.before, e.transition.status
     if e.move.label != "Error" or was is None or now is None:
         return True
     independent = a.mode is Mode.INDEPENDENT and a.phase not in TERMINAL
-    first = not any(p.failed for p in a.pods) and not was.finished and not was.restarted
+    first = not any(p.failed for p in a.workers) and not was.finished and not was.restarted
     if not first or not (a.phase is Phase.RUN_COMMAND or independent):
         return b is a
     return (
@@ -68,8 +70,8 @@ def _error(e: Edge) -> bool:
     )
 
 
-def _ranks_done(s: Status, pod: PodInfo) -> bool:
-    return s.phase is Phase.RUN_COMMAND and pod.finished
+def _ranks_done(s: Status, worker: Worker) -> bool:
+    return s.phase is Phase.RUN_COMMAND and worker.finished
 
 
 def _loss(e: Edge) -> bool:
@@ -77,8 +79,8 @@ def _loss(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label not in ("Lost", "LostTogether") or a.phase in TERMINAL:
         return True
-    who = {e.move.worker} if e.move.label == "Lost" else {p.name for p in a.pods}
-    for was, now in zip(a.pods, b.pods, strict=True):
+    who = {e.move.worker} if e.move.label == "Lost" else {p.name for p in a.workers}
+    for was, now in zip(a.workers, b.workers, strict=True):
         marks = (now.gone, now.restarted, now.store, now.updated_timestamp)
         wanted = (True, not _ranks_done(a, was), "", NOW) if was.name in who else (
             was.gone, was.restarted, was.store, was.updated_timestamp,
@@ -97,7 +99,7 @@ def _arrival(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label not in ("Join", "Restart") or a.phase in TERMINAL:
         return True
-    was, now = _pod(e)
+    was, now = _worker(e)
     node = getattr(e.move.event, "node_name", "")
     dismissed = [type(x) for x in e.transition.effects]
     if any(n.node_name == node for n in a.error_nodes):
@@ -125,13 +127,13 @@ def _spare_waits(a: Status, b: Status, worker: str, ordinal: int | None) -> bool
     return (
         fresh
         and waiting[0].ordinal == ordinal
-        and b.pods == a.pods
+        and b.workers == a.workers
         and [p.name for p in b.spares if p.name != worker] == [p.name for p in a.spares if p.name != worker]
     )
 
 
 def _offer(e: Edge) -> bool:
-    was, now = _pod(e)
+    was, now = _worker(e)
     if e.move.label != "Offer" or e.before.phase in TERMINAL or was is None or now is None:
         return True
     return now.store == getattr(e.move.event, "store", "") and now.finished == was.finished

@@ -18,16 +18,16 @@ _MAY_LAG = frozenset({Phase.RESTARTING, Phase.RUN_COMMAND, Phase.TROUBLESHOOTING
 
 def exceeded(s: Status) -> bool:
     """Some worker failed more often than the user allows."""
-    return max((pod.retries for pod in s.pods), default=0) > s.spec.max_retry
+    return max((worker.retries for worker in s.workers), default=0) > s.spec.max_retry
 
 
 def _largest(s: Status) -> int:
-    return max((pod.retries for pod in s.pods), default=0)
+    return max((worker.retries for worker in s.workers), default=0)
 
 
 def _phase_consistency(s: Status) -> bool:
     allowed = _MAY_LAG if s.phase is Phase.RESTARTING else frozenset({s.phase})
-    return all(pod.finished or pod.inner_phase in allowed for pod in s.pods)
+    return all(worker.finished or worker.inner_phase in allowed for worker in s.workers)
 
 
 def _recover_count_bound(s: Status) -> bool:
@@ -40,9 +40,9 @@ def _max_agrees(s: Status) -> bool:
 
 def _aligned(s: Status) -> bool:
     if s.phase in BOOTING:
-        return s.recover_count == 0 and all(pod.retries == 0 for pod in s.pods)
+        return s.recover_count == 0 and all(worker.retries == 0 for worker in s.workers)
     return s.phase not in (Phase.RUN_COMMAND, Phase.SUCCEED) or all(
-        pod.retries == s.recover_count for pod in s.pods
+        worker.retries == s.recover_count for worker in s.workers
     )
 
 
@@ -60,27 +60,27 @@ def _bounded(s: Status) -> bool:
 
 
 def _one_error(s: Status) -> bool:
-    failed = [pod for pod in s.pods if pod.failed]
+    failed = [worker for worker in s.workers if worker.failed]
     return s.phase is not Phase.RUN_COMMAND or len(failed) <= 1
 
 
 def _never_run_on_black(s: Status) -> bool:
     black = {node.node_name for node in s.error_nodes}
-    return s.phase is not Phase.RUN_COMMAND or not any(pod.node_name in black for pod in s.pods)
+    return s.phase is not Phase.RUN_COMMAND or not any(worker.node_name in black for worker in s.workers)
 
 
 def _runs_with_enough(s: Status) -> bool:
     if s.phase not in (Phase.RUN_COMMAND, Phase.BOOT_CHECKING):
         return True
-    return s.spec.min_worker_num <= len(s.pods) <= s.spec.worker_num
+    return s.spec.min_worker_num <= len(s.workers) <= s.spec.worker_num
 
 
 def _waiting_ends(s: Status) -> bool:
     """Whoever waits for somebody who isn't there waits for a limited time."""
-    if s.phase is Phase.PENDING and s.mode is Mode.PROTECTED and not s.pods:
+    if s.phase is Phase.PENDING and s.mode is Mode.PROTECTED and not s.workers:
         return s.deadline > 0.0
     if s.phase is Phase.RESTARTING and any(
-        pod.gone and not pod.restarted and not pod.finished for pod in s.pods
+        worker.gone and not worker.restarted and not worker.finished for worker in s.workers
     ):
         return s.deadline > 0.0
     return True
@@ -98,16 +98,16 @@ def _rested(s: Status) -> bool:
 def _lost_is_marked(s: Status) -> bool:
     """A seat without an agent is known to be empty: to be judged, or judged, or its ranks were done."""
     return all(
-        not pod.gone
-        or pod.restarted
-        or pod.finished
+        not worker.gone
+        or worker.restarted
+        or worker.finished
         or s.phase not in (Phase.RUN_COMMAND, Phase.TROUBLESHOOTING)
-        for pod in s.pods
+        for worker in s.workers
     )
 
 
 def _one_seat_each(s: Status) -> bool:
-    everyone = [pod.name for pod in (*s.pods, *s.spares)]
+    everyone = [worker.name for worker in (*s.workers, *s.spares)]
     return len(everyone) == len(set(everyone)) and not any(spare.gone for spare in s.spares)
 
 
@@ -126,15 +126,15 @@ def _ends_honestly(s: Status) -> bool:
     """Succeed means that ranks finished, everywhere where an agent is left to say so."""
     if s.phase is not Phase.SUCCEED:
         return True
-    done = [pod.finished for pod in s.pods]
+    done = [worker.finished for worker in s.workers]
     return all(done) if s.mode is Mode.PROTECTED else any(done)
 
 
 INVARIANTS: dict[str, Invariant] = {
     "ValidPhase": lambda s: s.phase in Phase,
-    "ValidInnerPhase": lambda s: all(pod.inner_phase in Phase for pod in s.pods),
+    "ValidInnerPhase": lambda s: all(worker.inner_phase in Phase for worker in s.workers),
     "RecoverCountBound": _recover_count_bound,
-    "RetriesBound": lambda s: all(0 <= pod.retries <= s.spec.max_retry + 1 for pod in s.pods),
+    "RetriesBound": lambda s: all(0 <= worker.retries <= s.spec.max_retry + 1 for worker in s.workers),
     "PhaseConsistency": _phase_consistency,
     "WorkerSeqNumBound": _worker_seq_bound,
     "MaxAgrees": _max_agrees,

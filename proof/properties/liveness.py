@@ -38,7 +38,7 @@ NOTHING: frozenset[str] = frozenset()
 
 def _nobody_led(s: Status) -> bool:
     """Independence was declared while nobody was here: whoever comes now forms a world that has no master."""
-    return s.mode is Mode.INDEPENDENT and not s.pods
+    return s.mode is Mode.INDEPENDENT and not s.workers
 
 
 class Promise(NamedTuple):
@@ -60,11 +60,11 @@ def _settled(s: Status) -> bool:
 
 
 def _hurt(s: Status) -> bool:
-    return s.phase is Phase.RUN_COMMAND and any(pod.restarted or pod.failed for pod in s.pods)
+    return s.phase is Phase.RUN_COMMAND and any(worker.restarted or worker.failed for worker in s.workers)
 
 
 def _waits_for_gone(s: Status) -> bool:
-    return s.phase is Phase.RESTARTING and any(pod.gone for pod in s.pods)
+    return s.phase is Phase.RESTARTING and any(worker.gone for worker in s.workers)
 
 
 PROMISES: tuple[Promise, ...] = (
@@ -112,7 +112,7 @@ def judge(graph: Graph, promise: Promise) -> Outcome:
     }
     owed = [s for s in out if promise.p(s) and not promise.q(s)]
     trapped = _reach(owed, lambda s: (t for _, _, t in out[s] if not promise.q(t)))
-    workers = {pod.name for s in trapped for pod in s.pods}
+    workers = {worker.name for s in trapped for worker in s.workers}
     fair = [
         (label, w) for label in sorted(promise.fair) for w in sorted(workers if label == "Finish" else {""})
     ]
@@ -122,7 +122,7 @@ def judge(graph: Graph, promise: Promise) -> Outcome:
 
     for part in components(trapped, inside):
         members = set(part)
-        if all(_permits(out, members, label, worker) for label, worker in fair):
+        if all(_permits(out, members, label, name) for label, name in fair):
             found = part[0]
             return Outcome(
                 len(owed), Refutation(promise.name, (*graph.trace(found), describe(found)), len(part))

@@ -17,9 +17,9 @@ from aegis_elastic.core.model import (
     ErrorNode,
     NodeMark,
     Phase,
-    PodInfo,
     Status,
     Verdict,
+    Worker,
 )
 from proof.explore import Edge
 from proof.properties.invariants import exceeded
@@ -36,7 +36,7 @@ def _name(e: Edge) -> str:
 
 
 def _done(s: Status) -> bool:
-    return bool(s.pods) and all(p.finished for p in s.pods)
+    return bool(s.workers) and all(p.finished for p in s.workers)
 
 
 def _step_of(e: Edge) -> int:
@@ -49,16 +49,16 @@ def _step_of(e: Edge) -> int:
 def _leaving(s: Status) -> NodeMark | None:
     """The first mark that the guard lets go, at a boundary if it is slow, of a node that has a seat."""
     for mark in s.marks:
-        seated = any(p.node_name == mark.node_name for p in s.pods)
+        seated = any(p.node_name == mark.node_name for p in s.workers)
         if seated and mark.evict and (mark.verdict is not Verdict.SLOW or mark.safe):
             return mark
     return None
 
 
 def _spared(s: Status, node: str) -> bool:
-    stay = [p for p in s.pods if p.node_name != node and not p.gone]
+    stay = [p for p in s.workers if p.node_name != node and not p.gone]
     checked = [p for p in s.spares if p.node_name != node and p.fit]
-    return len(stay) >= s.spec.min_worker_num or len(stay) + len(checked) >= len(s.pods)
+    return len(stay) >= s.spec.min_worker_num or len(stay) + len(checked) >= len(s.workers)
 
 
 def _no_early_evict(e: Edge) -> bool:
@@ -77,31 +77,31 @@ def _no_suicidal_evict(e: Edge) -> bool:
 def _evicts_when_it_may(e: Edge) -> bool:
     """A node that may leave and can be spared does so at the next turn; one that can't is told of, once."""
     a, b = e.before, e.transition.status
-    failed = any(p.failed for p in a.pods)
+    failed = any(p.failed for p in a.workers)
     mark = _leaving(a) if turn(e, Phase.RUN_COMMAND) and not (lost(a) or failed or _done(a)) else None
     if mark is None:
         return _name(e) != "evict"
     if _spared(a, mark.node_name):
         return evicted(e) == [mark.node_name] and b.phase is Phase.RESTARTING
     pages = [x.key for x in e.transition.effects if isinstance(x, Page)]
-    same = (b.phase, b.pods, b.spares) == (a.phase, a.pods, a.spares)
+    same = (b.phase, b.workers, b.spares) == (a.phase, a.workers, a.spares)
     return same and pages == [f"evict.{mark.node_name}"] and len(e.transition.effects) == 1
 
 
 def _eviction_is_free(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     for node in evicted(e):
-        leaving = [p.name for p in a.pods if p.node_name == node]
+        leaving = [p.name for p in a.workers if p.node_name == node]
         kind = "slow" if any(m.node_name == node and m.verdict is Verdict.SLOW for m in a.marks) else "hang"
         recorded = [n.kind for n in b.error_nodes if n.node_name == node]
         free = (b.recover_count, b.charged, b.entries, b.last_root) == (a.recover_count, a.charged, 1, "")
-        kept = [p.retries for p in a.pods] == [p.retries for p in b.pods]
+        kept = [p.retries for p in a.workers] == [p.retries for p in b.workers]
         empty = all(
             p.gone and not p.uid and p.inner_phase is Phase.RESTARTING and not p.finished
-            for p in b.pods
+            for p in b.workers
             if p.node_name == node
         )
-        stay = [p.inner_phase for p in b.pods if p.name in {q.name for q in a.pods} - set(leaving)]
+        stay = [p.inner_phase for p in b.workers if p.name in {q.name for q in a.workers} - set(leaving)]
         if not (free and kept and empty) or b.evictions != len(leaving) or "slow" not in b.clues:
             return False
         if set(stay) - {Phase.RUN_COMMAND} or recorded not in ([kind], ["slow"], ["hang"]):
@@ -112,11 +112,11 @@ def _eviction_is_free(e: Edge) -> bool:
 def _marked(e: Edge) -> Marks:
     """The marks that there should be after this step."""
     a, label = e.before, e.move.label
-    node = next((p.node_name for p in (*a.pods, *a.spares) if p.name == e.move.worker), "")
+    node = next((p.node_name for p in (*a.workers, *a.spares) if p.name == e.move.worker), "")
     if label.startswith("Mark ") and a.phase is Phase.RUN_COMMAND:
         verdict = Verdict.SLOW if label.endswith("slow") else Verdict.DESYNC
         known = any((m.node_name, m.verdict) == (node, verdict) for m in a.marks)
-        there = any(p.node_name == node and not p.gone for p in a.pods)
+        there = any(p.node_name == node and not p.gone for p in a.workers)
         return a.marks if known or not there else (*a.marks, NodeMark(node, "", verdict, "", 0.0))
     if label.startswith("Unmark "):
         verdict = Verdict.SLOW if label.endswith("slow") else Verdict.DESYNC
@@ -170,18 +170,18 @@ def _act_is_an_error(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label not in ("Act", "ActManual") or a.phase in TERMINAL:
         return True
-    pod = a.pod(e.move.worker)
-    assert pod is not None
-    fit = a.phase is Phase.RUN_COMMAND and not (pod.gone or pod.finished or pod.restarted)
-    marked = any(m.node_name == pod.node_name and m.verdict is Verdict.DESYNC for m in a.marks)
-    now = b.pod(pod.name)
+    worker = a.worker(e.move.worker)
+    assert worker is not None
+    fit = a.phase is Phase.RUN_COMMAND and not (worker.gone or worker.finished or worker.restarted)
+    marked = any(m.node_name == worker.node_name and m.verdict is Verdict.DESYNC for m in a.marks)
+    now = b.worker(worker.name)
     by_hand = e.move.label == "ActManual"  # which needs no mark; but where it hangs is still asked
-    if not fit or not (marked or by_hand) or any(p.failed for p in a.pods):
+    if not fit or not (marked or by_hand) or any(p.failed for p in a.workers):
         return b is a
     if now is None or not now.failed or ("manual" if by_hand else "desync") not in now.last_failed_reason:
         return False
     clues = ("hang",) if marked else ()
-    return (b.root, b.clues, now.updated_timestamp) == (pod.name, clues, NOW)
+    return (b.root, b.clues, now.updated_timestamp) == (worker.name, clues, NOW)
 
 
 # ---------------------------------------------------------------- checkpoints and progress
@@ -210,7 +210,7 @@ def _saved_is_noted(e: Edge) -> bool:
         and a.spec.retry_decay > 0
         and (a.saves + 1) % a.spec.retry_decay == 0
     )
-    accounts = [p.retries - earned for p in a.pods] == [p.retries for p in b.pods]
+    accounts = [p.retries - earned for p in a.workers] == [p.retries for p in b.workers]
     return (
         noted
         and accounts
@@ -255,15 +255,15 @@ def _refund_once(e: Edge) -> bool:
         return False
     if not due:
         return True
-    top = max(p.retries for p in a.pods)
-    back = [top - 1 if p.retries == top else p.retries for p in a.pods]
+    top = max(p.retries for p in a.workers)
+    back = [top - 1 if p.retries == top else p.retries for p in a.workers]
     others = (b.phase, b.entries, b.spares, b.held, b.held_until) == (
         a.phase, a.entries, a.spares, a.held, a.held_until,
     )  # fmt: skip
     return (
         others
         and not b.charged
-        and [p.retries for p in b.pods] == back
+        and [p.retries for p in b.workers] == back
         and b.recover_count == max(back) <= a.spec.max_retry
         and not exceeded(b)
     )
@@ -284,55 +284,57 @@ def _held_waits(e: Edge) -> bool:
     if b.entries != a.entries + 1 or b.phase is not a.phase:
         return False
     if a.phase is Phase.TROUBLESHOOTING:
-        return not any(p.finished or p.faulty or p.renew for p in b.pods) and b.deadline == 0.0
+        return not any(p.finished or p.faulty or p.renew for p in b.workers) and b.deadline == 0.0
     return b.deadline == (max(a.deadline, NOW + LAST_CALL_S) if a.deadline else 0.0)
 
 
 # ---------------------------------------------------------------- level 2
 
 
-def _broken(s: Status) -> list[PodInfo]:
-    return [p for p in s.pods if p.renew]
+def _broken(s: Status) -> list[Worker]:
+    return [p for p in s.workers if p.renew]
 
 
 def _renewal(e: Edge) -> bool:
     """Broken surroundings are answered by a clean process, once; what that finds again is another's."""
     a, b = e.before, e.transition.status
     due = turn(e, Phase.TROUBLESHOOTING) and _done(a) and not (lost(a) or a.held or exceeded(a))
-    if not due or any(p.faulty for p in a.pods) or relieved(a) or not _broken(a):
+    if not due or any(p.faulty for p in a.workers) or relieved(a) or not _broken(a):
         return _name(e) != "renew" and not any(isinstance(x, Renew) for x in e.transition.effects)
     told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Renew)]
-    io = [p for p in a.pods if p.renew.startswith("io.")]
-    if len(io) == len(a.pods) > 1:
+    io = [p for p in a.workers if p.renew.startswith("io.")]
+    if len(io) == len(a.workers) > 1:
         return b.phase is a.phase and not _broken(b) and not e.transition.effects
     if a.renewed:
         return not told and _again_broken(e, io)
     if a.entries >= a.spec.recovery_budget:
         return b.phase is Phase.FAILED and not told
-    gone = [(p.name, p.uid, p.retries) for p in b.pods if p.gone and p.renew]
+    gone = [(p.name, p.uid, p.retries) for p in b.workers if p.gone and p.renew]
     return (
         b.phase is Phase.RESTARTING
         and told == [(p.name, p.uid) for p in _broken(a)]
         and gone == [(p.name, p.uid, p.retries) for p in _broken(a)]
-        and all(p.inner_phase is Phase.RESTARTING and not p.finished for p in b.pods if p.renew)
+        and all(p.inner_phase is Phase.RESTARTING and not p.finished for p in b.workers if p.renew)
         and (b.entries, b.renewed, b.last_level) == (a.entries + 1, True, 2)
         and b.recover_count == a.recover_count
     )
 
 
-def _again_broken(e: Edge, io: list[PodInfo]) -> bool:
+def _again_broken(e: Edge, io: list[Worker]) -> bool:
     a, b = e.before, e.transition.status
     pages = [x for x in e.transition.effects if isinstance(x, Page)]
-    nodes = len(io) == len(_broken(a)) < len(a.pods) and all(_spared(a, p.node_name) for p in io)
+    nodes = len(io) == len(_broken(a)) < len(a.workers) and all(_spared(a, p.node_name) for p in io)
     if nodes:
-        return not pages and not _broken(b) and [p.name for p in b.pods if p.faulty] == [p.name for p in io]
-    return len(pages) == 1 and not _broken(b) and not any(p.faulty for p in b.pods) and b.phase is a.phase
+        return (
+            not pages and not _broken(b) and [p.name for p in b.workers if p.faulty] == [p.name for p in io]
+        )
+    return len(pages) == 1 and not _broken(b) and not any(p.faulty for p in b.workers) and b.phase is a.phase
 
 
 def _renewed_comes_back(e: Edge) -> bool:
     """Whoever comes back is a clean process: nothing of the old one's wish is left."""
-    now = e.transition.status.pod(e.move.worker)
-    was = e.before.pod(e.move.worker)
+    now = e.transition.status.worker(e.move.worker)
+    was = e.before.worker(e.move.worker)
     if e.move.label != "Join" or was is None or now is None or not was.gone or e.transition.effects:
         return True
     return not now.renew and now.restarted == was.restarted
@@ -343,12 +345,12 @@ def _failed_again(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if _name(e) != "error":
         return True
-    root = next(p.name for p in a.pods if p.failed)
+    root = next(p.name for p in a.workers if p.failed)
     again = a.last_root == root and a.highest_step >= 0 and a.highest_step <= a.last_step
     level = a.last_level if again and recovery.POSITION_CLUE not in a.clues else 0
     renews = level == 1 or (level == 0 and recovery.CONTAINER_CLUE in a.clues)
     pages = [x for x in e.transition.effects if isinstance(x, Page)]
-    wanted = [p.name for p in b.pods if p.renew]
+    wanted = [p.name for p in b.workers if p.renew]
     return (
         wanted == ([root] if renews else [])
         and len(pages) == (level == 2)
@@ -358,7 +360,7 @@ def _failed_again(e: Edge) -> bool:
 
 
 def _broken_is_noted(e: Edge) -> bool:
-    was, now = e.before.pod(e.move.worker), e.transition.status.pod(e.move.worker)
+    was, now = e.before.worker(e.move.worker), e.transition.status.worker(e.move.worker)
     if not e.move.label.startswith("Finish") or was is None or now is None or was.finished:
         return True
     found = e.move.label in ("FinishBroken", "FinishBrokenIo") and e.before.phase is Phase.TROUBLESHOOTING
@@ -426,11 +428,11 @@ def _nothing_pending(s: Status) -> bool:
     """Charges, holds and renewals are of a recovery; while ranks run none is left standing."""
     recovering = s.phase in RECOVERING
     free = not (s.charged or s.renewed or s.held or s.held_until)
-    return recovering or s.phase in TERMINAL or (free and not any(p.renew or p.relieve for p in s.pods))
+    return recovering or s.phase in TERMINAL or (free and not any(p.renew or p.relieve for p in s.workers))
 
 
 def _charged_stands_higher(s: Status) -> bool:
-    top = max((p.retries for p in s.pods), default=0)
+    top = max((p.retries for p in s.workers), default=0)
     if s.phase not in RECOVERING:
         return True
     return top >= 1 if s.charged else top == s.recover_count
@@ -439,7 +441,7 @@ def _charged_stands_higher(s: Status) -> bool:
 def _renewing_is_away(s: Status) -> bool:
     """Between its old process and its new one a renewing worker has no agent, and is waited for."""
     return s.phase is not Phase.RESTARTING or all(
-        not (p.renew and p.gone) or p.restarted or (not p.finished and s.deadline > 0.0) for p in s.pods
+        not (p.renew and p.gone) or p.restarted or (not p.finished and s.deadline > 0.0) for p in s.workers
     )
 
 

@@ -27,7 +27,7 @@ def _nodes_banished(e: Edge) -> bool:
     gone = bad or departed(e)
     return (
         recorded == bad == [n.node_name for n in new]
-        and told == [(p.name, p.uid) for p in (*a.pods, *a.spares) if p.node_name in gone]
+        and told == [(p.name, p.uid) for p in (*a.workers, *a.spares) if p.node_name in gone]
         and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
         and all(n.time == NOW and n.kind in kinds and n.reason for n in new)
     )
@@ -48,28 +48,28 @@ def departed(e: Edge) -> list[str]:
 
 
 def _bad_nodes(s: Status) -> list[str]:
-    return list(dict.fromkeys(p.node_name for p in s.pods if p.faulty))
+    return list(dict.fromkeys(p.node_name for p in s.workers if p.faulty))
 
 
 def _faulty_leaves(e: Edge) -> bool:
     a, b = e.before, e.transition.status
-    done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
+    done = bool(a.workers) and all(p.finished for p in a.workers) and not lost(a)
     # Whoever shares a faulty node leaves with it.
-    faulty = {p.name for p in a.pods if p.node_name in _bad_nodes(a)}
+    faulty = {p.name for p in a.workers if p.node_name in _bad_nodes(a)}
     if any(p.node_name in _bad_nodes(a) for p in b.spares) and e.transition.name == "leave":
         return b.phase is Phase.FAILED
     if not turn(e, *CHECKED) or not done or not faulty or exceeded(a) or a.held:
         return e.transition.name != "leave"
     if a.phase is Phase.BOOT_CHECKING:
-        stayed = [p.name for p in b.pods] == [p.name for p in a.pods if p.name not in faulty]
-        clean = all(p.finished and not p.failed and p.inner_phase is Phase.PENDING for p in b.pods)
+        stayed = [p.name for p in b.workers] == [p.name for p in a.workers if p.name not in faulty]
+        clean = all(p.finished and not p.failed and p.inner_phase is Phase.PENDING for p in b.workers)
         return b.phase is Phase.PENDING and stayed and clean and b.deadline == NOW + a.spec.join_timeout_s
     if a.entries >= a.spec.recovery_budget:
         return b.phase is Phase.FAILED
     free = all(
         p.name not in faulty
         or (p.gone and p.inner_phase is Phase.RESTARTING and not (p.uid or p.finished or p.faulty))
-        for p in b.pods
+        for p in b.workers
     )
     return (
         b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and free and b.reschedules == len(faulty)
@@ -81,8 +81,8 @@ def _short_world_is_filled(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if not entered(e, Phase.TROUBLESHOOTING):
         return True
-    room = max(a.spec.worker_num - len(a.pods), 0)
-    joined = [p.name for p in b.pods[len(a.pods) :]] == [p.name for p in a.spares[:room]]
+    room = max(a.spec.worker_num - len(a.workers), 0)
+    joined = [p.name for p in b.workers[len(a.workers) :]] == [p.name for p in a.spares[:room]]
     return joined and b.spares == a.spares[room:]
 
 
@@ -92,30 +92,30 @@ def _seats_kept(e: Edge) -> bool:
     if a.phase in BOOTING or e.transition.name == "shrink":
         return True
     spares = {p.name for p in a.spares}
-    for i, was in enumerate(a.pods):
+    for i, was in enumerate(a.workers):
         empty = was.gone or was.node_name in departed(e)
-        if b.pods[i].name != was.name and not (empty and b.pods[i].name in spares):
+        if b.workers[i].name != was.name and not (empty and b.workers[i].name in spares):
             return False
-    return {p.name for p in b.pods[len(a.pods) :]} <= spares and len(b.pods) <= max(
-        len(a.pods), a.spec.worker_num
+    return {p.name for p in b.workers[len(a.workers) :]} <= spares and len(b.workers) <= max(
+        len(a.workers), a.spec.worker_num
     )
 
 
 def _nobody_vanishes(e: Edge) -> bool:
     a, b = e.before, e.transition.status
-    here = {p.name for p in (*b.pods, *b.spares)}
+    here = {p.name for p in (*b.workers, *b.spares)}
     bad = departed(e)
     if e.move.label == "Taint":
         bad = [e.move.worker]  # only spares: FactsAreLocal says so of the seats
-    gone = {p.name for p in a.pods if p.gone or p.restarted}
-    gone |= {p.name for p in (*a.pods, *a.spares) if p.node_name in bad}
+    gone = {p.name for p in a.workers if p.gone or p.restarted}
+    gone |= {p.name for p in (*a.workers, *a.spares) if p.node_name in bad}
     late = (
-        {p.name for p in a.pods if not p.finished}
+        {p.name for p in a.workers if not p.finished}
         if e.transition.name in ("shrink", "independent")
         else set()
     )
     left = {e.move.worker} if e.move.label == "Lost" else set()
-    return {p.name for p in (*a.pods, *a.spares)} - here <= gone | late | left
+    return {p.name for p in (*a.workers, *a.spares)} - here <= gone | late | left
 
 
 def _spares_step_in(e: Edge) -> bool:
@@ -124,9 +124,9 @@ def _spares_step_in(e: Edge) -> bool:
     if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING:
         return True
     if e.transition.name in ENTRIES:
-        return not (b.spares and any(p.gone and not p.renew for p in b.pods))
+        return not (b.spares and any(p.gone and not p.renew for p in b.workers))
     waits = a.held or e.transition.name in ("shrink", "refund", "release")
-    return bool(waits) or not (a.spares and any(awaited(a, p) for p in a.pods))
+    return bool(waits) or not (a.spares and any(awaited(a, p) for p in a.workers))
 
 
 def _waits_as_told(e: Edge) -> bool:
@@ -134,11 +134,11 @@ def _waits_as_told(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING or e.transition.name not in ENTRIES:
         return True
-    if not any(p.gone for p in b.pods):
+    if not any(p.gone for p in b.workers):
         return b.deadline == 0.0
-    enough = sum(not p.gone for p in b.pods) >= a.spec.min_worker_num
+    enough = sum(not p.gone for p in b.workers) >= a.spec.min_worker_num
     patience_s = a.spec.last_call_s if enough else a.spec.rejoin_timeout_s
-    coming = any(p.gone and p.renew for p in b.pods)
+    coming = any(p.gone and p.renew for p in b.workers)
     return b.deadline == NOW + (max(patience_s, 120.0) if coming else patience_s)
 
 
@@ -147,17 +147,17 @@ def _seated(e: Edge) -> bool:
     if not turn(e, Phase.PENDING, Phase.RESTARTING) or lost(a) or not protected(a) or not a.spares:
         return e.transition.name != "seat"
     wanted = (
-        sum(not p.gone for p in a.pods) < a.spec.worker_num
+        sum(not p.gone for p in a.workers) < a.spec.worker_num
         if a.phase is Phase.PENDING
-        else any(awaited(a, p) for p in a.pods)
+        else any(awaited(a, p) for p in a.workers)
     )
     if e.transition.name in ("refund", "release"):
         return b.spares == a.spares
     if not wanted:
         return e.transition.name != "seat"
     if a.phase is Phase.PENDING:
-        stay = [p.name for p in a.pods if not p.gone]
-        return [p.name for p in b.pods] == [*stay, a.spares[0].name] and b.spares == a.spares[1:]
+        stay = [p.name for p in a.workers if not p.gone]
+        return [p.name for p in b.workers] == [*stay, a.spares[0].name] and b.spares == a.spares[1:]
     return b.entries == a.entries and _fit_first(a, b)
 
 
@@ -180,15 +180,15 @@ def _overdue(e: Edge) -> bool:
         or entered(e, Phase.TROUBLESHOOTING)
     ):
         return e.transition.name not in ("shrink", "overdue", "independent")
-    waiting = a.phase is Phase.PENDING or any(p.gone for p in a.pods)
+    waiting = a.phase is Phase.PENDING or any(p.gone for p in a.workers)
     if not (waiting and 0.0 < a.deadline <= NOW):
         return e.transition.name not in ("shrink", "overdue", "independent")
-    here = [p.name for p in a.pods if p.finished or (a.phase is Phase.RESTARTING and not p.gone)]
+    here = [p.name for p in a.workers if p.finished or (a.phase is Phase.RESTARTING and not p.gone)]
     if len(here) >= a.spec.min_worker_num:
-        dropped = len(a.pods) - len(here)
+        dropped = len(a.workers) - len(here)
         return (
             (e.transition.name, b.phase, b.deadline) == ("shrink", a.phase, 0.0)
-            and [p.name for p in b.pods] == here
+            and [p.name for p in b.workers] == here
             and b.reschedules == dropped
         )
     if a.phase is Phase.RESTARTING:
@@ -197,30 +197,32 @@ def _overdue(e: Edge) -> bool:
         not protected(b)
         and b.phase is Phase.PENDING
         and b.deadline == 0.0
-        and [p.name for p in b.pods] == here
+        and [p.name for p in b.workers] == here
     )
 
 
 def _last_call(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.transition.name != "last_call":
-        enough = a.spec.min_worker_num <= len(a.pods) < a.spec.worker_num and all(p.finished for p in a.pods)
+        enough = a.spec.min_worker_num <= len(a.workers) < a.spec.worker_num and all(
+            p.finished for p in a.workers
+        )
         settled = bool(lost(a)) or e.transition.name in ("seat", "shrink", "advance")
         long = a.deadline > NOW + a.spec.last_call_s
         return not (turn(e, Phase.PENDING) and protected(a) and enough and long) or settled
-    ready = a.phase is Phase.PENDING and all(p.finished for p in a.pods)
+    ready = a.phase is Phase.PENDING and all(p.finished for p in a.workers)
     return ready and NOW < b.deadline == NOW + a.spec.last_call_s < a.deadline
 
 
 def _boot_failed(e: Edge) -> bool:
     a, b = e.before, e.transition.status
-    done = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
-    bad = any(p.failed for p in a.pods) and not any(p.faulty for p in a.pods)
+    done = bool(a.workers) and all(p.finished for p in a.workers) and not lost(a)
+    bad = any(p.failed for p in a.workers) and not any(p.faulty for p in a.workers)
     if not turn(e, Phase.BOOT_CHECKING) or not done or not bad:
         return e.transition.name != "boot_failed"
     if a.entries + 1 >= a.spec.bootcheck_attempts:
         return b.phase is Phase.FAILED
-    ready = all(p.finished and p.inner_phase is Phase.PENDING and not p.failed for p in b.pods)
+    ready = all(p.finished and p.inner_phase is Phase.PENDING and not p.failed for p in b.workers)
     return b.phase is Phase.PENDING and b.entries == a.entries + 1 and ready
 
 
@@ -228,9 +230,9 @@ def _independent_end(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if protected(a) or not turn(e, Phase.PENDING):
         return e.transition.name != "independent_end"
-    failed = any(p.failed for p in a.pods)
-    over = bool(a.pods) and all(p.finished or p.gone for p in a.pods)
-    good = over and not failed and any(p.finished for p in a.pods)
+    failed = any(p.failed for p in a.workers)
+    over = bool(a.workers) and all(p.finished or p.gone for p in a.workers)
+    good = over and not failed and any(p.finished for p in a.workers)
     return (b.phase in TERMINAL) == (failed or over) and (b.phase is Phase.SUCCEED) == good
 
 
@@ -243,7 +245,7 @@ def _independence_stays(e: Edge) -> bool:
 def _same_agents(s: Status) -> bool:
     """Whether this incarnation's agents can have restarted among themselves."""
     if s.phase is Phase.TROUBLESHOOTING:
-        return s.entries == 0 and not any(p.gone or p.restarted for p in s.pods)
+        return s.entries == 0 and not any(p.gone or p.restarted for p in s.workers)
     return s.phase is Phase.RUN_COMMAND
 
 
@@ -255,19 +257,19 @@ def _merged_once(e: Edge) -> bool:
     if not _same_agents(a):
         return b is a
     new = a.phase is Phase.RUN_COMMAND
-    charged = [p.retries + (new and p.name == e.move.worker) for p in a.pods]
+    charged = [p.retries + (new and p.name == e.move.worker) for p in a.workers]
     if max(charged) > a.spec.max_retry or e.move.label == "IndependentEnd":
-        return b.phase is Phase.FAILED and [p.retries for p in b.pods] == charged
-    kept = [(p.name, p.uid, p.gone, p.restarted or p.gone, p.store) for p in a.pods] == [
-        (p.name, p.uid, p.gone, p.restarted, p.store) for p in b.pods
+        return b.phase is Phase.FAILED and [p.retries for p in b.workers] == charged
+    kept = [(p.name, p.uid, p.gone, p.restarted or p.gone, p.store) for p in a.workers] == [
+        (p.name, p.uid, p.gone, p.restarted, p.store) for p in b.workers
     ]
     fresh = all(
-        not p.finished and not p.failed and not p.faulty and p.updated_timestamp == NOW for p in b.pods
+        not p.finished and not p.failed and not p.faulty and p.updated_timestamp == NOW for p in b.workers
     )
-    told = [p.last_failed_reason for p in b.pods if p.name == e.move.worker] == [
+    told = [p.last_failed_reason for p in b.workers if p.name == e.move.worker] == [
         getattr(e.move.event, "reason", "")
     ]
-    aligned = told and all(p.retries == b.recover_count == a.recover_count + new for p in b.pods)
+    aligned = told and all(p.retries == b.recover_count == a.recover_count + new for p in b.workers)
     rested = (b.entries, b.deadline, b.checks, b.clues, b.root) == (0, 0.0, (), (), "")
     return b.phase is Phase.RUN_COMMAND and aligned and fresh and kept and rested
 

@@ -29,28 +29,28 @@ from proof.worlds import HARDWARE, NOW, error, finish
 
 def not_current(s: Status) -> Iterator[Event]:
     """Messages that must change nothing: of another life, another incarnation, an older or a later order."""
-    for pod in s.pods:
+    for worker in s.workers:
         for uid, incarnation, seq in (
-            (f"{pod.name}.0", s.incarnation, s.seq_num),
-            (pod.uid, s.incarnation - 1, s.seq_num),
-            (pod.uid, s.incarnation + 1, s.seq_num),
-            (pod.uid, s.incarnation, s.seq_num - 1),
-            (pod.uid, s.incarnation, s.seq_num + 1),
+            (f"{worker.name}.0", s.incarnation, s.seq_num),
+            (worker.uid, s.incarnation - 1, s.seq_num),
+            (worker.uid, s.incarnation + 1, s.seq_num),
+            (worker.uid, s.incarnation, s.seq_num - 1),
+            (worker.uid, s.incarnation, s.seq_num + 1),
         ):
-            yield Finish(pod.name, uid, incarnation, seq, HARDWARE, "stale:1")
-            yield Error(pod.name, uid, incarnation, seq, "stale", store="stale:1")
-        yield Lost(((pod.name, f"{pod.name}.0"),), "an earlier life")
-        yield Offer(pod.name, f"{pod.name}.0", "stale:1")
-        yield Independent(pod.name, s.incarnation - 1, "stale")
-        yield Started(pod.name, pod.uid, s.incarnation)
-        if pod.finished or pod.gone:
-            yield finish(s, pod, findings=HARDWARE)
-        if pod.gone:
-            yield error(s, pod)
-        if pod.store:
-            yield Offer(pod.name, pod.uid, pod.store)
-        if not pod.gone:
-            yield Join(pod.name, pod.uid, pod.node_name, "", 1)
+            yield Finish(worker.name, uid, incarnation, seq, HARDWARE, "stale:1")
+            yield Error(worker.name, uid, incarnation, seq, "stale", store="stale:1")
+        yield Lost(((worker.name, f"{worker.name}.0"),), "an earlier life")
+        yield Offer(worker.name, f"{worker.name}.0", "stale:1")
+        yield Independent(worker.name, s.incarnation - 1, "stale")
+        yield Started(worker.name, worker.uid, s.incarnation)
+        if worker.finished or worker.gone:
+            yield finish(s, worker, findings=HARDWARE)
+        if worker.gone:
+            yield error(s, worker)
+        if worker.store:
+            yield Offer(worker.name, worker.uid, worker.store)
+        if not worker.gone:
+            yield Join(worker.name, worker.uid, worker.node_name, "", 1)
     for spare in s.spares:
         yield Join(spare.name, spare.uid, spare.node_name, "", 1)
     yield from _of_nobody()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import Close, Dismiss, Publish
-from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, PodInfo, Status
+from aegis_elastic.core.model import BOOTING, RECOVERING, TERMINAL, Phase, Status, Worker
 from aegis_elastic.core.rank_assignment import first_order
 from proof.explore import Edge
 from proof.properties.invariants import exceeded
@@ -29,8 +29,8 @@ def moved(e: Edge) -> bool:
     return e.transition.status.phase is not e.before.phase
 
 
-def lost(s: Status) -> list[PodInfo]:
-    return [pod for pod in s.pods if pod.restarted]
+def lost(s: Status) -> list[Worker]:
+    return [worker for worker in s.workers if worker.restarted]
 
 
 def entered(e: Edge, phase: Phase) -> bool:
@@ -71,14 +71,14 @@ def _facts_dont_decide(e: Edge) -> bool:
         )
         if name not in tainted
     )
-    return same and [p.retries for p in a.pods] == [p.retries for p in b.pods]
+    return same and [p.retries for p in a.workers] == [p.retries for p in b.workers]
 
 
 def _seq_monotonic(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     orders = [x for x in e.transition.effects if isinstance(x, Publish)]
-    before = {pod.name: pod for pod in a.pods}
-    again = any(before[p.name].finished and not p.finished for p in b.pods if p.name in before)
+    before = {worker.name: worker for worker in a.workers}
+    again = any(before[p.name].finished and not p.finished for p in b.workers if p.name in before)
     needed = moved(e) or again or a.incarnation != b.incarnation or a.mode is not b.mode
     return (
         len(orders) <= 1
@@ -102,15 +102,15 @@ def _count_only_in_run(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if a.phase is Phase.RUN_COMMAND and decides(e):
         return True
-    then = {pod.name: pod.retries for pod in a.pods}
+    then = {worker.name: worker.retries for worker in a.workers}
     if gives_back(e):
         return True
     if b.phase is Phase.FAILED:
-        return all(p.retries == then[p.name] for p in b.pods)
+        return all(p.retries == then[p.name] for p in b.workers)
     if entered(e, Phase.RUN_COMMAND):
-        return b.recover_count == a.recover_count and all(p.retries == a.recover_count for p in b.pods)
+        return b.recover_count == a.recover_count and all(p.retries == a.recover_count for p in b.workers)
     # A spare brings no account of its own; what was counted stays with the seats.
-    return b.recover_count == a.recover_count and max((p.retries for p in b.pods), default=0) == max(
+    return b.recover_count == a.recover_count and max((p.retries for p in b.workers), default=0) == max(
         then.values(), default=0
     )
 
@@ -134,8 +134,8 @@ def _one_bump(e: Edge) -> bool:
 def _charged(e: Edge, who: set[str]) -> bool:
     """Exactly these workers were charged once; a spare in a seat has that seat's account."""
     a, b = e.before, e.transition.status
-    then = [p.retries + (p.name in who) for p in a.pods]
-    return [min(n, a.spec.max_retry + 1) for n in then] == [p.retries for p in b.pods[: len(a.pods)]]
+    then = [p.retries + (p.name in who) for p in a.workers]
+    return [min(n, a.spec.max_retry + 1) for n in then] == [p.retries for p in b.workers[: len(a.workers)]]
 
 
 def _loss_counted(e: Edge) -> bool:
@@ -143,13 +143,13 @@ def _loss_counted(e: Edge) -> bool:
         return True
     b = e.transition.status
     who = {p.name for p in lost(e.before)}
-    told = b.root != "" and all(p.last_failed_reason for p in b.pods if p.name in who)
+    told = b.root != "" and all(p.last_failed_reason for p in b.workers if p.name in who)
     remembered = b.charged and b.last_root == ""
     return b.phase is Phase.RESTARTING and b.entries == 1 and told and _charged(e, who) and remembered
 
 
 def _error_counted(e: Edge) -> bool:
-    failed = {p.name for p in e.before.pods if p.failed}
+    failed = {p.name for p in e.before.workers if p.failed}
     if not turn(e, Phase.RUN_COMMAND) or lost(e.before) or not failed:
         return True
     b = e.transition.status
@@ -161,7 +161,7 @@ def _loss_in_recovery(e: Edge) -> bool:
     if not turn(e, *RECOVERING) or not lost(a):
         return True
     if a.entries >= a.spec.recovery_budget:
-        judged = not lost(b) and [p.retries for p in a.pods] == [p.retries for p in b.pods]
+        judged = not lost(b) and [p.retries for p in a.workers] == [p.retries for p in b.workers]
         return b.phase is Phase.FAILED and judged
     return b.phase is Phase.RESTARTING and b.entries == a.entries + 1 and _charged(e, set())
 
@@ -171,7 +171,7 @@ def _only_lost_reset(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile" or e.transition.name != "lost" or b.phase is not Phase.RESTARTING:
         return True
-    for was, now in zip(a.pods, b.pods, strict=True):
+    for was, now in zip(a.workers, b.workers, strict=True):
         if now.name != was.name or was.restarted:
             fresh = (now.finished, now.restarted, now.failed, now.faulty, now.store) == (
                 False,
@@ -194,15 +194,19 @@ def _loss_while_booting(e: Edge) -> bool:
     if not turn(e, *BOOTING) or not lost(a) or not protected(a):
         return True
     ready = a.phase is Phase.BOOT_CHECKING
-    finished = [not p.restarted and (ready or p.finished) for p in a.pods]
-    clean = all(p.inner_phase is Phase.PENDING and not (p.failed or p.faulty or p.restarted) for p in b.pods)
+    finished = [not p.restarted and (ready or p.finished) for p in a.workers]
+    clean = all(
+        p.inner_phase is Phase.PENDING and not (p.failed or p.faulty or p.restarted) for p in b.workers
+    )
     waits = b.deadline == (a.deadline if a.deadline and not ready else NOW + a.spec.join_timeout_s)
     empty = all(
         p.store == "" and p.updated_timestamp == NOW
-        for p, q in zip(b.pods, a.pods, strict=True)
+        for p, q in zip(b.workers, a.workers, strict=True)
         if q.restarted
     )
-    return b.phase is Phase.PENDING and [p.finished for p in b.pods] == finished and clean and waits and empty
+    return (
+        b.phase is Phase.PENDING and [p.finished for p in b.workers] == finished and clean and waits and empty
+    )
 
 
 def _exceeded_is_final(e: Edge) -> bool:
@@ -219,7 +223,7 @@ def _failed_after_diagnosis(e: Edge) -> bool:
     a = e.before
     if not (turn(e, Phase.TROUBLESHOOTING) and exceeded(a)) or lost(a) or a.held:
         return e.transition.name != "exceeded"
-    done = all(p.finished for p in a.pods)
+    done = all(p.finished for p in a.workers)
     return entered(e, Phase.FAILED) == done and (not done or e.transition.name == "exceeded")
 
 
@@ -242,8 +246,8 @@ def _failed_why(e: Edge) -> bool:
         "leave": a.entries == a.spec.recovery_budget,
         "renew": a.entries == a.spec.recovery_budget,
         "release": a.entries == a.spec.recovery_budget,
-        "boot_failed": a.phase is Phase.BOOT_CHECKING and any(p.failed for p in a.pods),
-        "overdue": a.phase is Phase.RESTARTING and any(p.gone for p in a.pods),
+        "boot_failed": a.phase is Phase.BOOT_CHECKING and any(p.failed for p in a.workers),
+        "overdue": a.phase is Phase.RESTARTING and any(p.gone for p in a.workers),
         "independent_end": not protected(a),
         "merged": e.move.label.startswith("Independent"),
     }.get(e.transition.name, False)
@@ -261,17 +265,19 @@ def _boot_before_run(e: Edge) -> bool:
     return a.phase in TERMINAL or b.phase in allowed[a.phase]
 
 
-def _clean(pod: PodInfo) -> bool:
-    return pod.finished and not (pod.restarted or pod.failed or pod.faulty or pod.renew)
+def _clean(worker: Worker) -> bool:
+    return worker.finished and not (worker.restarted or worker.failed or worker.faulty or worker.renew)
 
 
 def relieved(s: Status) -> list[str]:
     """The nodes whose seats fit spares would take now, since too much was done to them: a mere preference."""
-    nodes = list(dict.fromkeys(p.node_name for p in s.pods if p.relieve))
-    seats = [p for p in s.pods if p.node_name in nodes]
+    nodes = list(dict.fromkeys(p.node_name for p in s.workers if p.relieve))
+    seats = [p for p in s.workers if p.node_name in nodes]
     fit = [p for p in s.spares if p.fit and p.node_name not in nodes]
-    broken = any(p.faulty for p in s.pods) or exceeded(s) or s.held or s.entries >= s.spec.recovery_budget
-    due = s.phase is Phase.TROUBLESHOOTING and not broken and not lost(s) and all(p.finished for p in s.pods)
+    broken = any(p.faulty for p in s.workers) or exceeded(s) or s.held or s.entries >= s.spec.recovery_budget
+    due = (
+        s.phase is Phase.TROUBLESHOOTING and not broken and not lost(s) and all(p.finished for p in s.workers)
+    )
     return nodes if due and len(fit) >= len(seats) else []
 
 
@@ -280,7 +286,9 @@ def _advance(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     if not turn(e, *CHECKED, Phase.RUN_COMMAND):
         return True
-    free = bool(a.pods) and all(_clean(p) for p in a.pods) and not (a.phase in RECOVERING and exceeded(a))
+    free = (
+        bool(a.workers) and all(_clean(p) for p in a.workers) and not (a.phase in RECOVERING and exceeded(a))
+    )
     free = free and not a.held and not relieved(a)
     onward = Phase.SUCCEED if a.phase is Phase.RUN_COMMAND else Phase.RUN_COMMAND
     return (b.phase is onward and moved(e)) == free
@@ -291,16 +299,16 @@ def _forms(e: Edge) -> bool:
     a = e.before
     if not turn(e, Phase.PENDING) or not protected(a):
         return not entered(e, Phase.BOOT_CHECKING)
-    room = sum(not p.gone for p in a.pods) < a.spec.worker_num
-    ready = bool(a.pods) and all(p.finished for p in a.pods) and not lost(a)
-    full = len(a.pods) == a.spec.worker_num or a.deadline == 0.0
+    room = sum(not p.gone for p in a.workers) < a.spec.worker_num
+    ready = bool(a.workers) and all(p.finished for p in a.workers) and not lost(a)
+    full = len(a.workers) == a.spec.worker_num or a.deadline == 0.0
     expired = 0.0 < a.deadline <= NOW
     return entered(e, Phase.BOOT_CHECKING) == (ready and full and not (a.spares and room) and not expired)
 
 
-def awaited(s: Status, pod: PodInfo) -> bool:
+def awaited(s: Status, worker: Worker) -> bool:
     """A seat that a spare may take: empty, and its agent not on its way as a clean process."""
-    return pod.gone and (not pod.renew or 0.0 < s.deadline <= NOW)
+    return worker.gone and (not worker.renew or 0.0 < s.deadline <= NOW)
 
 
 def _ready_when_back(e: Edge) -> bool:
@@ -310,8 +318,8 @@ def _ready_when_back(e: Edge) -> bool:
         return not moved(e) or e.transition.status.phase is Phase.FAILED
     if not turn(e, Phase.RESTARTING) or lost(a):
         return not entered(e, Phase.TROUBLESHOOTING) or a.phase is Phase.RUN_COMMAND
-    back = all(p.finished for p in a.pods if p.inner_phase is Phase.RESTARTING)
-    seat = bool(a.spares) and any(awaited(a, p) for p in a.pods)
+    back = all(p.finished for p in a.workers if p.inner_phase is Phase.RESTARTING)
+    seat = bool(a.spares) and any(awaited(a, p) for p in a.workers)
     return entered(e, Phase.TROUBLESHOOTING) == (back and not seat)
 
 
@@ -325,7 +333,7 @@ def _fresh_phase(e: Edge) -> bool:
         and (p.finished, p.failed, p.faulty, p.store) == (False, False, "", "")
         and p.restarted == (p.gone and b.phase is Phase.TROUBLESHOOTING)
         and p.updated_timestamp == NOW
-        for p in b.pods
+        for p in b.workers
     )
 
 
@@ -342,14 +350,17 @@ def _order_is_complete(e: Edge) -> bool:
         # The agents that restarted among themselves have a store already.
         return not moved(e) or b.store == ""
     if b.phase is Phase.BOOT_CHECKING:
-        if [p.name for p in b.pods] != [p.name for p in first_order(a.pods)]:
+        if [p.name for p in b.workers] != [p.name for p in first_order(a.workers)]:
             return False
-        wanted = (first_order(a.pods)[0].store, recovery.BOOT_CHECKS[a.spec.bootcheck])
+        wanted = (first_order(a.workers)[0].store, recovery.BOOT_CHECKS[a.spec.bootcheck])
         return (b.store, b.checks) == wanted
     if b.phase is Phase.TROUBLESHOOTING:
-        return (b.store, b.checks) == (a.pods[0].store, recovery.plan_checks(a.spec.troubleshoot, a.clues)[0])
+        return (b.store, b.checks) == (
+            a.workers[0].store,
+            recovery.plan_checks(a.spec.troubleshoot, a.clues)[0],
+        )
     if b.phase is Phase.RUN_COMMAND:
-        return (b.store, b.checks, b.clues, b.root) == (a.pods[0].store, (), (), "")
+        return (b.store, b.checks, b.clues, b.root) == (a.workers[0].store, (), (), "")
     return b.store == ""
 
 
@@ -359,7 +370,7 @@ def _ends_closed(e: Edge) -> bool:
     if not (moved(e) and b.phase in TERMINAL):
         return not closes
     said = [(x.outcome, x.reason) for x in closes] == [(b.phase.value, e.transition.reason)]
-    return said and all(p.inner_phase is b.phase for p in b.pods)
+    return said and all(p.inner_phase is b.phase for p in b.workers)
 
 
 def _table_is_honest(e: Edge) -> bool:

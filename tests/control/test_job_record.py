@@ -58,7 +58,7 @@ def test_of_two_masters_only_the_one_that_wrote_last_can_go_on() -> None:
         with pytest.raises(Fenced, match="another master"):
             await old.save(joined(begun.status, "b"))
         found = await Keeper(store).open(spec(), NOW, resume=True)
-        assert [pod.name for pod in found.status.pods] == ["a"]
+        assert [worker.name for worker in found.status.workers] == ["a"]
 
     run(scenario)
 
@@ -89,7 +89,7 @@ def test_a_job_that_has_ended_is_archived_and_the_next_one_of_its_name_begins_an
         assert old is not None
         again = await Keeper(store).open(spec(max_retry=7), NOW + 60, resume=True)
         assert (again.name, again.status.spec.generation, again.status.spec.max_retry) == ("create", 2, 7)
-        assert (again.status.pods, again.status.recover_count) == ((), 0)
+        assert (again.status.workers, again.status.recover_count) == ((), 0)
         archived = await store.get(f"{ARCHIVE_PREFIX}.1")
         assert archived is not None
         assert archived.value == old.value
@@ -119,7 +119,7 @@ def test_a_job_of_another_size_is_another_job_unless_it_runs_already() -> None:
         bigger = spec(worker_num=status.spec.worker_num + 1)
         assert (await Keeper(store).open(bigger, NOW + 60, resume=True, leads=1)).status == status
         again = await Keeper(store).open(bigger, NOW + 61, resume=True)
-        assert (again.name, again.status.spec.generation, again.status.pods) == ("create", 2, ())
+        assert (again.name, again.status.spec.generation, again.status.workers) == ("create", 2, ())
 
     run(scenario)
 

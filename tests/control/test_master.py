@@ -229,7 +229,7 @@ def order_of(plane: Held) -> messages.Message:
         recover_count=0, max_retry=0, outcome="Failed", reason="forged",
     )  # fmt: skip
     return messages.Message(
-        aegis_name="a", aegis_namespace="team", pod_name="master", type=MessageType.ORDER,
+        aegis_name="a", aegis_namespace="team", worker="master", type=MessageType.ORDER,
         phase=messages.WirePhase.COMMAND, data=forged, time_stamp=1.0, seq_num=99, uid="", incarnation=1,
     )  # fmt: skip
 
@@ -244,10 +244,10 @@ def test_an_agent_that_has_ended_is_lost_within_moments_and_waited_for(hold: Hol
     back = agent(plane, "two")
     back.join()
     back.obey(Action.STOP)
-    for worker in (one, back):
-        worker.obey(Action.TROUBLESHOOT)
-    assert {worker.obey(Action.RUN).incarnation for worker in (one, back)} == {2}
-    assert {pod["name"]: pod["retries"] for pod in plane.ask()["workers"]} == {"one": 1, "two": 1}
+    for name in (one, back):
+        name.obey(Action.TROUBLESHOOT)
+    assert {name.obey(Action.RUN).incarnation for name in (one, back)} == {2}
+    assert {worker["name"]: worker["retries"] for worker in plane.ask()["workers"]} == {"one": 1, "two": 1}
 
 
 def test_a_report_that_no_message_can_carry_keeps_no_job_from_its_end(hold: Hold, agent: MakeAgent) -> None:

@@ -45,7 +45,7 @@ def joining(worker: str) -> BusMessage:
     message = Message(
         aegis_name="job",
         aegis_namespace="team",
-        pod_name=worker,
+        worker=worker,
         type=MessageType.ACK,
         phase=WirePhase.BOOTCHECK,
         time_stamp=time.time(),

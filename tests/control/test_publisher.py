@@ -45,7 +45,7 @@ class Job:
 
     def run(self) -> None:
         """From nothing to training, and from a failure back."""
-        if not self.status.pods:
+        if not self.status.workers:
             self.tell(Join("a", "u", "n", "10.0.0.1", 1))
         else:
             self.tell(Error("a", "u", self.status.incarnation, self.status.seq_num, "exit code 1"))

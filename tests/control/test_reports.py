@@ -18,7 +18,7 @@ def told(all_of: Arrivals, uid: str, incarnation: int) -> Event | None:
     message = Message(
         aegis_name="job",
         aegis_namespace="team",
-        pod_name="a",
+        worker="a",
         type=MessageType.ACK,
         phase=WirePhase.COMMAND,
         time_stamp=1.0,

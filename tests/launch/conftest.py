@@ -57,10 +57,10 @@ class _Teller:
         self.status = made.status
 
     def all_finish(self, *, checks: bool = False) -> None:
-        for pod in self.status.pods:
+        for worker in self.status.workers:
             done = (CheckResult("io", True, "1 MiB came back right", self.now, 0.01),) if checks else ()
-            current = (pod.name, pod.uid, self.status.incarnation, self.status.seq_num)
-            self.tell(Finish(*current, (), f"{pod.name}:4000", done, {"stop_s": 0.02, "diagnose_s": 0.3}))
+            current = (worker.name, worker.uid, self.status.incarnation, self.status.seq_num)
+            self.tell(Finish(*current, (), f"{worker.name}:4000", done, {"stop_s": 0.02, "diagnose_s": 0.3}))
         self.decide()
 
     def decide(self) -> None:
@@ -77,14 +77,14 @@ class _Teller:
             self.all_finish(checks=self.status.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING))
         raise AssertionError(f"still {self.status.phase} on the way to {phase}")
 
-    def crash(self, worker: str) -> None:
-        pod = self.status.pod(worker)
-        assert pod is not None
+    def crash(self, name: str) -> None:
+        worker = self.status.worker(name)
+        assert worker is not None
         failure = Failure(1, 1, self.now, 1, None, "ValueError: boom", _TRACEBACK)
         other = Failure(0, 0, self.now, None, "SIGTERM", None, (), after_stop=True)
         reason = "rank 1: exit code 1, ValueError: boom"
         current = (self.status.incarnation, self.status.seq_num)
-        self.tell(Error(worker, pod.uid, *current, reason, (failure, other), timings_s={"detect_s": 0.06}))
+        self.tell(Error(name, worker.uid, *current, reason, (failure, other), timings_s={"detect_s": 0.06}))
         self.decide()
 
 

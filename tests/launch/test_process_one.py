@@ -91,8 +91,8 @@ def test_it_reaps_what_others_leave_behind_and_ends_as_the_signal_says(container
 
 def test_nobody_else_is_forked(tmp_path: Path) -> None:
     told = subprocess.run(
-        [sys.executable, "-c", "import os; from aegis_elastic.launch import init; before = os.getpid()\n"
-         "init.take_duty(); print(before == os.getpid())"],
+        [sys.executable, "-c", "import os\nfrom aegis_elastic.launch import process_one\n"
+         "before = os.getpid(); process_one.take_duty(); print(before == os.getpid())"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert told.stdout == "True\n"

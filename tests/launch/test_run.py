@@ -9,7 +9,7 @@ import sys
 # its connection breaks) in the very moment that the interpreter ends.
 LAUNCH = """
 import atexit, os, signal, subprocess, sys
-from aegis_elastic.agents import stores
+from aegis_elastic.agents.peers import stores
 from aegis_elastic.launch import launcher, run
 
 stores.CALL_TIMEOUT_S = stores.JOIN_S = 0.3
@@ -19,7 +19,7 @@ class Launcher:
         pass
 
     def run(self):
-        serve = "from aegis_elastic.agents import stores; import time\\n"
+        serve = "from aegis_elastic.agents.peers import stores; import time\\n"
         serve += "s = stores.serve('127.0.0.1', 0); print(s.port, flush=True); time.sleep(100)"
         quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
         host = subprocess.Popen([sys.executable, "-c", serve], **quiet)

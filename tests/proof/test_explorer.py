@@ -85,7 +85,7 @@ def test_symmetry_of_workers_is_real() -> None:
     """Every status of two workers is reached with the workers exchanged, too: nobody is preferred."""
     known = explore(worlds.phases(2, 1)).parent
     shapes = {worlds.shape(s) for s in known}
-    assert {worlds.shape(msgspec.structs.replace(s, pods=s.pods[::-1])) for s in known} == shapes
+    assert {worlds.shape(msgspec.structs.replace(s, workers=s.workers[::-1])) for s in known} == shapes
 
 
 def test_what_the_worlds_must_reach_names_every_phase_and_rule() -> None:

@@ -190,7 +190,7 @@ class PlaneLink:
         message = Message(
             aegis_name=identity.job,
             aegis_namespace=identity.namespace,
-            pod_name=identity.worker,
+            worker=identity.worker,
             type=kind,
             phase=phase,
             data=data,

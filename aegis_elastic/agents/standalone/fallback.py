@@ -21,7 +21,7 @@ from torch.distributed import TCPStore
 
 from aegis_elastic.agents.peers.stores import JOIN_S, StoreGone, connect, serve
 from aegis_elastic.agents.plane.link import Identity
-from aegis_elastic.core.model import Phase, PodInfo
+from aegis_elastic.core.model import Phase, Worker
 from aegis_elastic.core.protocol.orders import Action, Order
 from aegis_elastic.core.rank_assignment import first_order, seating
 
@@ -78,15 +78,15 @@ class Fallback:
     def _meet(self) -> Order:
         meeting, until = self._meeting, time.monotonic() + self._meeting.wait_s
         if meeting.max_nodes == 1:
-            return _order((_pod(self._me, self._prepared),), meeting.max_restarts)
+            return _order((_worker(self._me, self._prepared),), meeting.max_restarts)
         if meeting.hosting:
             self._served = _serve_first(meeting)
         store = self._reach(until)
         number = store.add(COUNT_KEY, 1)
-        store.set(f"{MEMBER_KEY}{number}", msgspec.json.encode(_pod(self._me, self._prepared)).decode())
+        store.set(f"{MEMBER_KEY}{number}", msgspec.json.encode(_worker(self._me, self._prepared)).decode())
         if meeting.hosting and self._served is not None:
-            pods = self._gather(store, until)
-            store.set(WORLD_KEY, msgspec.json.encode(_order(pods, meeting.max_restarts)).decode())
+            workers = self._gather(store, until)
+            store.set(WORLD_KEY, msgspec.json.encode(_order(workers, meeting.max_restarts)).decode())
         self._wait_world(store, max(until, time.monotonic() + LOOK_S) + meeting.last_call_s)
         return msgspec.json.decode(bytes(store.get(WORLD_KEY)), type=Order)
 
@@ -113,7 +113,7 @@ class Fallback:
                     raise StoreGone(f"nobody said who takes part: {str(error).splitlines()[0]}") from None
         raise StoreGone("the agent ends")
 
-    def _gather(self, store: TCPStore, until: float) -> tuple[PodInfo, ...]:
+    def _gather(self, store: TCPStore, until: float) -> tuple[Worker, ...]:
         """Wait for the world to be full, or big enough for long enough. StoreGone if too few come."""
         meeting = self._meeting
         last_call: float | None = None
@@ -124,7 +124,7 @@ class Fallback:
             if count >= meeting.max_nodes or (last_call is not None and now >= last_call):
                 numbers = range(1, min(count, meeting.max_nodes) + 1)
                 members = (bytes(store.get(f"{MEMBER_KEY}{number}")) for number in numbers)
-                return first_order(tuple(msgspec.json.decode(member, type=PodInfo) for member in members))
+                return first_order(tuple(msgspec.json.decode(member, type=Worker) for member in members))
             if now >= until:
                 raise StoreGone(f"{count} of {meeting.min_nodes} nodes came")
             self._closed.wait(LOOK_S / 10)
@@ -141,12 +141,12 @@ def _serve_first(meeting: Meeting) -> TCPStore | None:
         return None
 
 
-def _pod(me: Identity, store: str) -> PodInfo:
-    return PodInfo(
+def _worker(me: Identity, store: str) -> Worker:
+    return Worker(
         name=me.worker,
         uid=me.uid,
         node_name=me.node_name,
-        pod_ip=me.node_ip,
+        node_ip=me.node_ip,
         nproc=me.nproc,
         inner_phase=Phase.PENDING,
         ordinal=me.ordinal,
@@ -154,13 +154,13 @@ def _pod(me: Identity, store: str) -> PodInfo:
     )
 
 
-def _order(pods: tuple[PodInfo, ...], max_restarts: int) -> Order:
+def _order(workers: tuple[Worker, ...], max_restarts: int) -> Order:
     return Order(
         seq_num=0,
         incarnation=1,
         action=Action.RUN,
-        seats=seating(pods),
-        store=pods[0].store,
+        seats=seating(workers),
+        store=workers[0].store,
         checks=(),
         restart_count=0,
         recover_count=0,

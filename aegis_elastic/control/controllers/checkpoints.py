@@ -102,7 +102,7 @@ class BoundaryDesk:
         except msgspec.MsgspecError as error:
             if message.uid not in self._malformed:
                 self._malformed.add(message.uid)
-                logger.warning("%s says of its checkpoints what can't be read: %s", message.pod_name, error)
+                logger.warning("%s says of its checkpoints what can't be read: %s", message.worker, error)
             return
         # A master before us may have heard of these already, which only a step can tell.
         first = self._resumed and message.uid not in self._heard
@@ -130,10 +130,10 @@ class BoundaryDesk:
             return  # nothing hangs on it
         if facts.last_end and self._saver_ends.get(message.uid) != facts.starts and not facts.pid:
             self._saver_ends[message.uid] = facts.starts
-            pod = self._status.pod(message.pod_name) if self._status is not None else None
+            worker = self._status.worker(message.worker) if self._status is not None else None
             text = f"the saver ended after start number {facts.starts}: {facts.last_end}; it is started again"
-            node = pod.node_name if pod is not None else ""
-            self._feed(Noted(message.pod_name, node, SAVER, text, time.time()))
+            node = worker.node_name if worker is not None else ""
+            self._feed(Noted(message.worker, node, SAVER, text, time.time()))
 
     def _complete(self, step: int, path: str, kind: str, at: float, now_s: float) -> None:
         status = self._status
@@ -151,20 +151,20 @@ class BoundaryDesk:
     def _doubt(self, message: Message, tracker: str, finished: bool) -> None:
         """Say it when it is seen, and again as a doubt when the ranks have ended with code 0 all the same."""
         status = self._status
-        pod = status.pod(message.pod_name) if status is not None else None
-        if status is None or pod is None or pod.finished or status.phase is not Phase.RUN_COMMAND:
+        worker = status.worker(message.worker) if status is not None else None
+        if status is None or worker is None or worker.finished or status.phase is not Phase.RUN_COMMAND:
             return
         if not finished and self._unread != tracker:
             self._unread = tracker
             text = f"{tracker} says nothing that could be read: Megatron will exit with code 0 if it loads it"
-            self._feed(Noted(pod.name, pod.node_name, UNREAD, text, time.time()))
+            self._feed(Noted(worker.name, worker.node_name, UNREAD, text, time.time()))
         elif finished and message.type is MessageType.FINISH and self._doubted != message.uid:
             self._doubted = message.uid
             text = (
                 f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
                 "with 0 when it can't load, so this may be no success"
             )
-            self._feed(Noted(pod.name, pod.node_name, FALSE_SUCCESS, text, time.time()))
+            self._feed(Noted(worker.name, worker.node_name, FALSE_SUCCESS, text, time.time()))
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """Know which nodes wait for a checkpoint, and when training starts anew."""

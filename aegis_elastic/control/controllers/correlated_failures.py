@@ -82,13 +82,13 @@ class BrakeDesk:
             return
         if self._seq_num != status.seq_num:
             self._seq_num, self._reported = status.seq_num, {}
-        pod = status.pod(message.pod_name)
-        if pod is None or pod.uid != message.uid:
+        worker = status.worker(message.worker)
+        if worker is None or worker.uid != message.uid:
             return
         for event in events_of(message):
             if isinstance(event, Finish):
-                self._reported[pod.name] = Round(pod.node_name, self._now(), event.findings)
-        workers = [pod.name for pod in status.pods]
+                self._reported[worker.name] = Round(worker.node_name, self._now(), event.findings)
+        workers = [worker.name for worker in status.workers]
         first = status.phase is Phase.BOOT_CHECKING
         judge = correlation.too_many_broken if first else correlation.judge
         self._found = judge(self._reported, workers, self._now(), self._policy.guard)

@@ -19,7 +19,7 @@ from aegis_elastic.control.host.grpc_server import Refused
 from aegis_elastic.core.detection.anomalies import DETAIL_CHARS_MAX, Anomaly
 from aegis_elastic.core.detection.samples import Usage
 from aegis_elastic.core.events import Event, Noted
-from aegis_elastic.core.model import PodInfo, Status
+from aegis_elastic.core.model import Status, Worker
 from aegis_elastic.core.protocol.messages import TIME_MAX, Message, ReportData
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ class Monitoring:
         spec = self._status.spec
         if (note.namespace, note.job) != (spec.namespace, spec.job_name):
             raise ValueError(f"this is the control plane of {spec.job_name!r} in {spec.namespace!r}")
-        pod = self._pod(note.worker, note.uid)
-        if pod is None:
+        worker = self._worker(note.worker, note.uid)
+        if worker is None:
             raise Refused(f"no agent {note.uid[:40]!r} of {note.worker!r} takes part now")
         if len(note.anomalies) > ANOMALIES_MAX:
             raise ValueError(f"{len(note.anomalies)} anomalies, at most {ANOMALIES_MAX}")
@@ -74,11 +74,14 @@ class Monitoring:
             self._left(who, most, len(note.anomalies)) for who, most in ((note.worker, NOTED_MAX), _ALL)
         )
         for anomaly in note.anomalies[:left]:
-            self._feed(Noted(pod.name, pod.node_name, anomaly.code, _told(anomaly), anomaly.time))
+            self._feed(Noted(worker.name, worker.node_name, anomaly.code, _told(anomaly), anomaly.time))
 
-    def _pod(self, worker: str, uid: str) -> PodInfo | None:
-        pods = (*self._status.pods, *self._status.spares)
-        return next((pod for pod in pods if (pod.name, pod.uid) == (worker, uid) and not pod.gone), None)
+    def _worker(self, name: str, uid: str) -> Worker | None:
+        workers = (*self._status.workers, *self._status.spares)
+        return next(
+            (worker for worker in workers if (worker.name, worker.uid) == (name, uid) and not worker.gone),
+            None,
+        )
 
     def _left(self, who: str, most: int, asked: int) -> int:
         """How many of so many anomalies they may have noted now, of `most` in a minute."""
@@ -98,17 +101,21 @@ class Monitoring:
         if not isinstance(message.data, ReportData) or WATCHER not in message.data.watched:
             return
         try:
-            self._usage[message.pod_name] = msgspec.json.decode(message.data.watched[WATCHER], type=Usage)
+            self._usage[message.worker] = msgspec.json.decode(message.data.watched[WATCHER], type=Usage)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            logger.debug("ignored what %s reports of its usage: %s", message.pod_name, error)
+            logger.debug("ignored what %s reports of its usage: %s", message.worker, error)
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """Forget who has left."""
         self._status = status
-        pods = (*status.pods, *status.spares)
-        if self._numbers.keys() - {pod.uid for pod in pods} or len(self._usage) > len(pods):
-            self._numbers = {pod.uid: self._numbers[pod.uid] for pod in pods if pod.uid in self._numbers}
-            self._usage = {pod.name: self._usage[pod.name] for pod in pods if pod.name in self._usage}
+        workers = (*status.workers, *status.spares)
+        if self._numbers.keys() - {worker.uid for worker in workers} or len(self._usage) > len(workers):
+            self._numbers = {
+                worker.uid: self._numbers[worker.uid] for worker in workers if worker.uid in self._numbers
+            }
+            self._usage = {
+                worker.name: self._usage[worker.name] for worker in workers if worker.name in self._usage
+            }
 
     def due_s(self) -> float:
         """Never: notes come by themselves."""

@@ -13,7 +13,7 @@ from typing import Any
 from aegis_elastic.control.controllers.contract import Clerk
 from aegis_elastic.core.events import Act, Event, Evict, Mark, Unmark
 from aegis_elastic.core.machine import step
-from aegis_elastic.core.model import PodInfo, Status, Verdict
+from aegis_elastic.core.model import Status, Verdict, Worker
 
 _BY = "asked by aegisctl"
 
@@ -32,43 +32,43 @@ class Asked:
 
     async def _restart(self, args: dict[str, Any]) -> dict[str, str]:
         status = self._status()
-        pod = self._pod(args) if args.get("worker") else next(iter(status.pods), None)
-        if pod is None:
+        worker = self._worker(args) if args.get("worker") else next(iter(status.workers), None)
+        if worker is None:
             raise ValueError("nobody has a seat yet: there is nothing to restart")
         if status.recover_count >= status.spec.max_retry:
             raise ValueError(
                 f"a restart counts like a failure, and all {status.spec.max_retry} retries are used up: "
                 "the job would end"
             )
-        return self._put(Act(pod.name, "manual", _reason(args)))
+        return self._put(Act(worker.name, "manual", _reason(args)))
 
     async def _mark(self, args: dict[str, Any]) -> dict[str, str]:
-        pod = self._pod(args)
-        return self._put(Mark(pod.node_name, pod.name, _verdict(args), _reason(args)))
+        worker = self._worker(args)
+        return self._put(Mark(worker.node_name, worker.name, _verdict(args), _reason(args)))
 
     async def _unmark(self, args: dict[str, Any]) -> dict[str, str]:
-        return self._put(Unmark(self._pod(args).node_name, _verdict(args), _reason(args)))
+        return self._put(Unmark(self._worker(args).node_name, _verdict(args), _reason(args)))
 
     async def _evict(self, args: dict[str, Any]) -> dict[str, str]:
         """Marked slow if it isn't marked: so it leaves at a checkpoint, and only if it can be spared."""
-        pod = self._pod(args)
-        if not any(mark.node_name == pod.node_name for mark in self._status().marks):
-            mark = Mark(pod.node_name, pod.name, Verdict.SLOW, _reason(args))
+        worker = self._worker(args)
+        if not any(mark.node_name == worker.node_name for mark in self._status().marks):
+            mark = Mark(worker.node_name, worker.name, Verdict.SLOW, _reason(args))
             marked = step(self._status(), mark, time.time())
             if marked.status is self._status():
                 raise ValueError(marked.reason)
             self._feed(mark)
-            self._feed(Evict(pod.node_name, _reason(args)))
-            return {"said": f"{pod.node_name} leaves after the next checkpoint, if it can be spared"}
-        return self._put(Evict(pod.node_name, _reason(args)))
+            self._feed(Evict(worker.node_name, _reason(args)))
+            return {"said": f"{worker.node_name} leaves after the next checkpoint, if it can be spared"}
+        return self._put(Evict(worker.node_name, _reason(args)))
 
-    def _pod(self, args: dict[str, Any]) -> PodInfo:
+    def _worker(self, args: dict[str, Any]) -> Worker:
         name = str(args.get("worker", ""))
-        pod = self._status().pod(name)
-        if pod is None:
-            known = ", ".join(pod.name for pod in self._status().pods) or "nobody"
+        worker = self._status().worker(name)
+        if worker is None:
+            known = ", ".join(worker.name for worker in self._status().workers) or "nobody"
             raise ValueError(f"no worker called {name!r} has a seat; there are {known}")
-        return pod
+        return worker
 
     def _put(self, event: Event) -> dict[str, str]:
         made = step(self._status(), event, time.time())

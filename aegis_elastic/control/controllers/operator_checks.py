@@ -19,7 +19,7 @@ import msgspec
 from aegis_elastic.checks.contract.budgets import DEFAULT_BUDGETS_S, IMPORT_BUDGET_S, TORCH
 from aegis_elastic.control.controllers.contract import Clerk, Decided
 from aegis_elastic.core.events import Event
-from aegis_elastic.core.model import Phase, PodInfo, Status
+from aegis_elastic.core.model import Phase, Status, Worker
 from aegis_elastic.core.protocol import operator_checks
 from aegis_elastic.core.protocol.directives import Look, Word
 from aegis_elastic.core.protocol.messages import Message, ReportData
@@ -72,20 +72,20 @@ class LookDesk:
         """A report: is there an answer in it?"""
         data = message.data
         raw = data.watched.get(operator_checks.NAME) if isinstance(data, ReportData) else None
-        known = self._nodes.get(message.pod_name)
+        known = self._nodes.get(message.worker)
         if raw is None or known is None or not self._look:
             return
         try:
             answer = _decoder.decode(raw)
         except (msgspec.MsgspecError, RecursionError) as error:
-            logger.warning("ignored what %s says of a look: %s", message.pod_name, error)
+            logger.warning("ignored what %s says of a look: %s", message.worker, error)
             return
         if (
             answer.look == self._look
             and answer != known.answer
             and len(answer.results) <= operator_checks.RESULTS_MAX
         ):
-            self._nodes[message.pod_name] = msgspec.structs.replace(known, answer=answer)
+            self._nodes[message.worker] = msgspec.structs.replace(known, answer=answer)
             self._changed.set()
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
@@ -113,22 +113,24 @@ class LookDesk:
         except msgspec.ValidationError as error:
             raise ValueError(f"not a look: {error}") from error
         status = self._status
-        present = [pod for pod in (*status.pods, *status.spares) if not pod.gone] if status else []
+        present = (
+            [worker for worker in (*status.workers, *status.spares) if not worker.gone] if status else []
+        )
         if status is None or not present:
             raise ValueError("no node takes part in this job now")
         if not self._over():
             raise ValueError("the nodes are being looked at already; wait until that is done")
         _check_asked(asked, status)
-        seats = seating(status.pods) if _MEET.intersection(asked.checks) else ()
+        seats = seating(status.workers) if _MEET.intersection(asked.checks) else ()
         if seats:
-            present = [pod for pod in status.pods if not pod.gone]
+            present = [worker for worker in status.workers if not worker.gone]
             if len(present) < len(seats) or not present[0].store:
                 raise ValueError("the collective checks need every node, and one is missing now")
         self._look = secrets.token_hex(8)
         self._limit_s = _limit_s(asked)
         self._until_s = time.monotonic() + self._limit_s
-        self._nodes = {pod.name: NodeAnswer(pod.name, pod.node_name) for pod in present}
-        self._words = {pod.name: self._word(asked, pod, seats, present[0].store) for pod in present}
+        self._nodes = {worker.name: NodeAnswer(worker.name, worker.node_name) for worker in present}
+        self._words = {worker.name: self._word(asked, worker, seats, present[0].store) for worker in present}
         await self._send()
         return self._told()
 
@@ -158,9 +160,9 @@ class LookDesk:
         done = all(node.answer is not None and node.answer.done for node in self._nodes.values())
         return done or time.monotonic() >= self._until_s
 
-    def _word(self, asked: _Asked, pod: PodInfo, seats: Sequence[Seat], store: str) -> Look:
+    def _word(self, asked: _Asked, worker: Worker, seats: Sequence[Seat], store: str) -> Look:
         world: dict[str, int | str] = {}
-        seat = next((seat for seat in seats if seat.uid == pod.uid), None)
+        seat = next((seat for seat in seats if seat.uid == worker.uid), None)
         if seat is not None:
             host, _, port = store.rpartition(":")
             world = {
@@ -173,7 +175,7 @@ class LookDesk:
                 "masterPort": int(port),
                 "tag": f"look-{self._look}",
             }
-        return Look(pod.uid, self._look, asked.checks, asked.budgets_s, asked.burn_s, world)
+        return Look(worker.uid, self._look, asked.checks, asked.budgets_s, asked.burn_s, world)
 
 
 def _check_asked(asked: _Asked, status: Status) -> None:

@@ -105,7 +105,7 @@ class RecordDesk:
         now = self._status if self._status is not None else status
         if not _lacks(now):
             return
-        came = frozenset(pod.pod_ip for pod in (*now.pods, *now.spares) if not pod.gone)
+        came = frozenset(worker.node_ip for worker in (*now.workers, *now.spares) if not worker.gone)
         decided = missing_workers.decide(machines, came, found.controlled, found.rounds)
         if decided.plan is Plan.RELAUNCH:
             # Counted first, and also when none is made anew: rounds that can't be counted would never end.
@@ -162,7 +162,7 @@ def sit_down(desks: Desks, feed: Callable[[Event], None], named: str, own_addres
 
 def _lacks(status: Status) -> bool:
     """Whether the join timeout would end the waiting for too few workers."""
-    here = sum(pod.finished and not pod.gone for pod in status.pods)
+    here = sum(worker.finished and not worker.gone for worker in status.workers)
     waiting = status.phase is Phase.PENDING and status.deadline > 0 and not is_independent(status)
     return waiting and here < status.spec.min_worker_num
 

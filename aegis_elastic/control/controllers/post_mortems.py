@@ -75,13 +75,13 @@ class InquestDesk:
     # ------------------------------------------------------------ what it says
 
     def _say(self, concluded: Conclusion, status: Status) -> None:
-        pod = status.pod(concluded.worker)
+        worker = status.worker(concluded.worker)
         code = f"verdict.{concluded.fault_class.replace(' ', '_')}"
         why = concluded.reason or concluded.code
         detail = f"class {concluded.fault_class}, level {concluded.level}: {why}"
         if concluded.fault_class == evidence.CHECKPOINT:
             logger.warning("%s: %s", concluded.worker, why)
-        self._feed(Noted(concluded.worker, pod.node_name if pod else "", code, detail, time.time()))
+        self._feed(Noted(concluded.worker, worker.node_name if worker else "", code, detail, time.time()))
 
     def _fail_if_users(self) -> None:
         why = self._inquest.users()

@@ -21,7 +21,7 @@ from aegis_elastic.core.detection.hang import UNTOLD_S, Hang, Seen, judge
 from aegis_elastic.core.detection.progress import Facts, RankFacts
 from aegis_elastic.core.detection.straggler import Slow, Watch
 from aegis_elastic.core.events import Event, Mark, Noted, Progress, Saved, Started, Unmark
-from aegis_elastic.core.model import Phase, PodInfo, Status, Verdict
+from aegis_elastic.core.model import Phase, Status, Verdict, Worker
 from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class PaceDesk:
 
     def heard(self, message: Message, now_s: float) -> None:
         """Note what an agent tells of its ranks."""
-        data, status, worker = message.data, self._status, message.pod_name
+        data, status, worker = message.data, self._status, message.worker
         if not isinstance(data, ReportData) or status is None:
             return
         self._heard[worker] = now_s
@@ -148,8 +148,8 @@ class PaceDesk:
             self._watch = Watch(marked=self._watch.marked)
             self._step = -1
             self._began_s = min(self._began_s, now_s)
-            for pod in status.pods:
-                self._heard[pod.name] = now_s
+            for worker in status.workers:
+                self._heard[worker.name] = now_s
         if status.phase is not Phase.RUN_COMMAND and self._hang is not None:
             self._feed(Unmark(*self._hang, "its training was stopped"))
             self._hang = None
@@ -170,10 +170,14 @@ class PaceDesk:
         if self._step > status.highest_step and now_s >= self._recorded_s + RECORD_S:
             self._recorded_s = now_s
             events.append(Progress(self._step))
-        told = [(pod, self._told[pod.name]) for pod in status.pods if pod.name in self._told]
-        fresh = all(pod.finished or now_s - each.heard_s <= FRESH_S for pod, each in told)
-        if len(told) == len(status.pods) and fresh:
-            ranks = [Seen(rank, pod.name, pod.node_name) for pod, each in told for rank in _ranks(pod, each)]
+        told = [(worker, self._told[worker.name]) for worker in status.workers if worker.name in self._told]
+        fresh = all(worker.finished or now_s - each.heard_s <= FRESH_S for worker, each in told)
+        if len(told) == len(status.workers) and fresh:
+            ranks = [
+                Seen(rank, worker.name, worker.node_name)
+                for worker, each in told
+                for rank in _ranks(worker, each)
+            ]
             events += self._judge_hang(ranks)
             events += self._judge_pace(ranks, now_s)
         return events
@@ -197,17 +201,17 @@ class PaceDesk:
 
     def _judge_silence(self, status: Status, now_s: float) -> Iterator[Event]:
         """Silent while steps advance, which they couldn't without its ranks: unreachable."""
-        for pod in status.pods:
-            heard_s = self._heard.setdefault(pod.name, now_s)
+        for worker in status.workers:
+            heard_s = self._heard.setdefault(worker.name, now_s)
             silent_s = now_s - heard_s
-            marked = pod.node_name in self._unreachable
+            marked = worker.node_name in self._unreachable
             if not marked and silent_s >= self._silent_s and self._moved_s > heard_s + HINDSIGHT_S:
-                self._unreachable.add(pod.node_name)
-                reason = f"nothing heard of {pod.name} for {silent_s:.0f} s, while training moves on"
-                yield Mark(pod.node_name, pod.name, Verdict.UNREACHABLE, reason)
+                self._unreachable.add(worker.node_name)
+                reason = f"nothing heard of {worker.name} for {silent_s:.0f} s, while training moves on"
+                yield Mark(worker.node_name, worker.name, Verdict.UNREACHABLE, reason)
             elif marked and silent_s < HINDSIGHT_S:
-                self._unreachable.discard(pod.node_name)
-                yield Unmark(pod.node_name, Verdict.UNREACHABLE, f"{pod.name} can be heard again")
+                self._unreachable.discard(worker.node_name)
+                yield Unmark(worker.node_name, Verdict.UNREACHABLE, f"{worker.name} can be heard again")
 
     def _judge_pace(self, ranks: list[Seen], now_s: float) -> Iterator[Event]:
         own = progress.own_of(seen.facts for seen in ranks)
@@ -240,28 +244,31 @@ class PaceDesk:
     def _ended_early(self, status: Status) -> Iterator[Event]:
         """A rank that ends well while others go on: training goes on without it, or stands still."""
         ranks = [
-            (pod, rank)
-            for pod in status.pods
-            if pod.name in self._told
-            for rank in _ranks(pod, self._told[pod.name])
+            (worker, rank)
+            for worker in status.workers
+            if worker.name in self._told
+            for rank in _ranks(worker, self._told[worker.name])
         ]
         furthest = max((rank.step for _, rank in ranks), default=-1)
-        for pod, rank in ranks:
+        for worker, rank in ranks:
             early = rank.ended and rank.beats and furthest >= rank.step + EARLY_STEPS
             if early and self._once(rank.rank, "ended"):
-                yield _ended_early(pod, rank, furthest)
+                yield _ended_early(worker, rank, furthest)
 
     def _first_step(self, status: Status) -> Iterator[Event]:
         """When all ranks have made their first step, a recovery is over."""
         told = [
-            rank for pod in status.pods if pod.name in self._told for rank in self._told[pod.name].facts.ranks
+            rank
+            for worker in status.workers
+            if worker.name in self._told
+            for rank in self._told[worker.name].facts.ranks
         ]
-        if len(told) < sum(pod.nproc for pod in status.pods) or not all(rank.beats for rank in told):
+        if len(told) < sum(worker.nproc for worker in status.workers) or not all(rank.beats for rank in told):
             return
         last = max(told, key=lambda rank: rank.first_s)
         if self._once(-1, "first step"):
-            pod = next(pod for pod in status.pods if last in self._told[pod.name].facts.ranks)
-            yield Started(pod.name, pod.uid, status.incarnation, {"first_step_s": last.first_s})
+            worker = next(worker for worker in status.workers if last in self._told[worker.name].facts.ranks)
+            yield Started(worker.name, worker.uid, status.incarnation, {"first_step_s": last.first_s})
 
     def _once(self, rank: int, what: str) -> bool:
         assert self._status is not None
@@ -275,13 +282,13 @@ def _key(hang: Hang) -> tuple[str, Verdict]:
     return hang.seen.node_name, hang.verdict
 
 
-def _ranks(pod: PodInfo, told: _Told) -> tuple[RankFacts, ...]:
+def _ranks(worker: Worker, told: _Told) -> tuple[RankFacts, ...]:
     """Its ranks. An agent whose ranks are done tells nothing more of them."""
-    if not pod.finished:
+    if not worker.finished:
         return told.facts.ranks
     return tuple(msgspec.structs.replace(rank, ended=True) for rank in told.facts.ranks)
 
 
-def _ended_early(pod: PodInfo, rank: RankFacts, furthest: int) -> Noted:
+def _ended_early(worker: Worker, rank: RankFacts, furthest: int) -> Noted:
     detail = f"rank {rank.rank} ended without an error after step {rank.step}; others are at step {furthest}"
-    return Noted(pod.name, pod.node_name, "rank.ended_early", detail, time.time())
+    return Noted(worker.name, worker.node_name, "rank.ended_early", detail, time.time())

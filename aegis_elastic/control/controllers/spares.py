@@ -12,7 +12,7 @@ import msgspec
 
 from aegis_elastic.control.controllers.contract import Decided
 from aegis_elastic.core.events import Event, Fit, Noted
-from aegis_elastic.core.model import PodInfo, Status
+from aegis_elastic.core.model import Status, Worker
 from aegis_elastic.core.protocol.messages import Message, ReportData
 
 logger = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ class SpareDesk:
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
         self._told: dict[str, bytes] = {}
-        self._waiting: dict[str, PodInfo] = {}
+        self._waiting: dict[str, Worker] = {}
 
     def heard(self, message: Message, now_s: float) -> None:
         """Tell `step` when a spare's checks have ended."""
         data = message.data
         if not isinstance(data, ReportData) or message.uid not in self._waiting:
             return
-        if self._waiting[message.uid].name != message.pod_name:
+        if self._waiting[message.uid].name != message.worker:
             return
         facts = bytes(data.watched.get("fitness", b""))
         if not facts or self._told.get(message.uid) == facts:
@@ -52,13 +52,13 @@ class SpareDesk:
         try:
             found = _decoder.decode(facts)
         except msgspec.MsgspecError as error:
-            logger.warning("%s says of its fitness what can't be read: %s", message.pod_name, error)
+            logger.warning("%s says of its fitness what can't be read: %s", message.worker, error)
             return
-        self._feed(Fit(message.pod_name, message.uid, found.fit, found.reason))
+        self._feed(Fit(message.worker, message.uid, found.fit, found.reason))
         if not found.fit:
             # For `step` it is what it was before; people want to know that nobody can take a place.
             node = self._waiting[message.uid].node_name
-            self._feed(Noted(message.pod_name, node, UNFIT, found.reason, time.time()))
+            self._feed(Noted(message.worker, node, UNFIT, found.reason, time.time()))
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """Know who waits; one that waits again, after a seat, is checked again and heard again."""

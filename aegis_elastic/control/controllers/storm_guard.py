@@ -214,7 +214,7 @@ class GuardianDesk:
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND or status.incarnation == self._records_in:
             return
-        self._records = await keeper.nodes({pod.node_name for pod in status.pods})
+        self._records = await keeper.nodes({worker.node_name for worker in status.workers})
         self._records_in = status.incarnation
 
     async def _page_endless_recovery(self, keeper: GuardKeeper) -> None:
@@ -289,9 +289,9 @@ class GuardianDesk:
         elif why:
             self._feed(Relieve(node, why))
 
-    def _node_of(self, worker: str) -> str:
-        pod = self._status.pod(worker) if self._status is not None else None
-        return pod.node_name if pod is not None else ""
+    def _node_of(self, name: str) -> str:
+        worker = self._status.worker(name) if self._status is not None else None
+        return worker.node_name if worker is not None else ""
 
     # ------------------------------------------------------------ as `guarding.World`
 

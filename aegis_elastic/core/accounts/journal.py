@@ -139,7 +139,7 @@ def takes_long(lines: Sequence[Line]) -> bool:
     or so: all agents wait for that master.
     """
     adopted = lines[-1].event if lines else None
-    workers = len(adopted.status.pods) if isinstance(adopted, Adopt) else 1
+    workers = len(adopted.status.workers) if isinstance(adopted, Adopt) else 1
     return len(lines) * workers > WALK_MAX
 
 

@@ -129,18 +129,18 @@ class _Hindsight:
     def _acted(self, event: Act | Evict, before: Status | None, t: float) -> None:
         node_name = event.node_name if isinstance(event, Evict) else ""
         if isinstance(event, Act) and before is not None:
-            pod = before.pod(event.worker)
-            node_name = pod.node_name if pod is not None else ""
+            worker = before.worker(event.worker)
+            node_name = worker.node_name if worker is not None else ""
         for (marked, _), stretch in self._stretches.items():
             if marked == node_name and stretch.done_at is None:
                 stretch.done_at = t
 
     def _count_exit(self, before: Status, t: float, seq: int) -> None:
-        for pod in before.pods:
-            if pod.failed or pod.restarted:
-                node = self._nodes.get(pod.node_name, NodeGuard())
+        for worker in before.workers:
+            if worker.failed or worker.restarted:
+                node = self._nodes.get(worker.node_name, NodeGuard())
                 entry = storm_guard.Counted(f"exit {seq}", Action.LEVEL_1, t)
-                self._nodes[pod.node_name] = storm_guard.done_by_others(node, entry, self._guard)
+                self._nodes[worker.node_name] = storm_guard.done_by_others(node, entry, self._guard)
 
     def _brake(self, walked: Walked) -> Iterator[Told]:
         event, before, t = walked.line.event, walked.before, walked.line.t
@@ -149,12 +149,12 @@ class _Hindsight:
         if isinstance(event, Finish) and event.seq_num == before.seq_num:
             if self._seq_num != event.seq_num:
                 self._seq_num, self._rounds = event.seq_num, {}
-            pod = before.pod(event.worker)
-            if pod is not None:
-                self._rounds[event.worker] = Round(pod.node_name, t, event.findings)
+            worker = before.worker(event.worker)
+            if worker is not None:
+                self._rounds[event.worker] = Round(worker.node_name, t, event.findings)
             return
-        workers = [pod.name for pod in before.pods]
-        if self._rounds and all(worker in self._rounds for worker in workers):
+        workers = [worker.name for worker in before.workers]
+        if self._rounds and all(name in self._rounds for name in workers):
             found = correlation.judge(self._rounds, workers, t, self._guard)
             self._rounds = {}
             held = isinstance(event, Hold)

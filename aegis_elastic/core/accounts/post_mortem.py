@@ -36,10 +36,10 @@ class _Open:
     unclear: bool = False
     witnesses: dict[str, Witness] = field(default_factory=dict)
 
-    def change(self, worker: str, status: Status, **changes: object) -> None:
-        pod = status.pod(worker)
-        known = self.witnesses.get(worker) or Witness(worker, pod.node_name if pod else "")
-        self.witnesses[worker] = msgspec.structs.replace(known, **changes)
+    def change(self, name: str, status: Status, **changes: object) -> None:
+        worker = status.worker(name)
+        known = self.witnesses.get(name) or Witness(name, worker.node_name if worker else "")
+        self.witnesses[name] = msgspec.structs.replace(known, **changes)
 
 
 class Inquest:
@@ -96,12 +96,12 @@ class Inquest:
         """Losses while training runs are its failure; those in a recovery are another matter."""
         if before.phase is not Phase.RUN_COMMAND:
             return
-        missed = {pod.name for pod in before.pods if pod.restarted}
-        for pod in after.pods:
-            if pod.restarted and pod.name not in missed:
+        missed = {worker.name for worker in before.workers if worker.restarted}
+        for worker in after.workers:
+            if worker.restarted and worker.name not in missed:
                 opened = self._at(before)
-                opened.change(pod.name, before, lost=True)
-                opened.root = opened.root or pod.name
+                opened.change(worker.name, before, lost=True)
+                opened.root = opened.root or worker.name
 
     def _finish(self, event: Finish, before: Status) -> None:
         if before.phase is not Phase.TROUBLESHOOTING or self._open is None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from aegis_elastic.core.model import Phase, PodInfo, Status
+from aegis_elastic.core.model import Phase, Status, Worker
 
 INLINE_SEATS_MAX = 512
 # No JSON begins with this letter, and names and addresses shrink to a sixth of their size.
@@ -36,9 +36,9 @@ _PACKED = b"z"
 _PLAIN_BYTES_MAX = 32 * 1024
 _UNPACKED_BYTES_MAX = 64 << 20
 
-_IDENTITY = ("name", "uid", "node_name", "pod_ip", "nproc", "ordinal", "risk")
-_DYNAMIC = tuple(name for name in PodInfo.__struct_fields__ if name not in _IDENTITY)
-_WIRE = dict(zip(PodInfo.__struct_fields__, PodInfo.__struct_encode_fields__, strict=True))
+_IDENTITY = ("name", "uid", "node_name", "node_ip", "nproc", "ordinal", "risk")
+_DYNAMIC = tuple(name for name in Worker.__struct_fields__ if name not in _IDENTITY)
+_WIRE = dict(zip(Worker.__struct_fields__, Worker.__struct_encode_fields__, strict=True))
 
 
 class BadRecord(ValueError):
@@ -78,27 +78,27 @@ _seats_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 def split(status: Status, before: Status | None = None) -> Records:
     """The records of this status; of the workers only what differs from `before`, if that is given."""
-    counted = Counter(pod.updated_timestamp for pod in status.pods)
+    counted = Counter(worker.updated_timestamp for worker in status.workers)
     timestamp = counted.most_common(1)[0][0] if counted else 0.0
     typical = _typical(status.phase, status.recover_count, timestamp)
     known = _known(before)
     exceptions = []
-    for place, pod in enumerate(status.pods):
+    for place, worker in enumerate(status.workers):
         # The store of group rank 0 is what the next order hands out, so it is always in the job record.
         if (
             place == 0
-            or _is_new(pod, known)
-            or any(getattr(pod, field) != value for field, value in typical.items())
+            or _is_new(worker, known)
+            or any(getattr(worker, field) != value for field, value in typical.items())
         ):
-            exceptions.append(_exception(pod, typical))
-    names = tuple(pod.name for pod in status.pods)
+            exceptions.append(_exception(worker, typical))
+    names = tuple(worker.name for worker in status.workers)
     apart = len(names) > INLINE_SEATS_MAX
     seats = _encode(names) if apart else b""
     record = _JobRecord(
         status={
             wire: getattr(status, field)
             for field, wire in zip(Status.__struct_fields__, Status.__struct_encode_fields__, strict=True)
-            if field != "pods"
+            if field != "workers"
         },
         typical_timestamp=timestamp,
         exceptions=tuple(exceptions),
@@ -116,7 +116,7 @@ def seats_id(job: bytes) -> str:
     return _job(job).seats_id
 
 
-def join(job: bytes, workers: Mapping[str, bytes], seats: bytes = b"") -> Status:
+def join(job: bytes, records: Mapping[str, bytes], seats: bytes = b"") -> Status:
     """The status that these records hold. Raises BadRecord if one is missing or makes no sense."""
     record = _job(job)
     exceptions = {str(entry.get("name")): entry for entry in record.exceptions}
@@ -126,15 +126,15 @@ def join(job: bytes, workers: Mapping[str, bytes], seats: bytes = b"") -> Status
         typical = {
             _WIRE[field]: value for field, value in _typical(phase, count, record.typical_timestamp).items()
         }
-        pods = []
+        workers = []
         for name in names:
             if name in exceptions:
-                pods.append({**typical, **exceptions[name]})
+                workers.append({**typical, **exceptions[name]})
                 continue
-            worker = _worker_decoder.decode(workers[name])
+            worker = _worker_decoder.decode(records[name])
             store = worker.store if worker.at == record.typical_timestamp else ""
-            pods.append({**typical, **worker.identity, "store": store})
-        return msgspec.convert({**record.status, "pods": pods}, Status)
+            workers.append({**typical, **worker.identity, "store": store})
+        return msgspec.convert({**record.status, "pods": workers}, Status)
     except KeyError as error:
         raise BadRecord(f"cannot put the status together: no record of {error}") from error
     except (ValueError, TypeError, RecursionError) as error:
@@ -168,32 +168,36 @@ def _typical(phase: Phase, recover_count: int, timestamp: float) -> dict[str, An
     }
 
 
-def _exception(pod: PodInfo, typical: dict[str, Any]) -> dict[str, Any]:
-    differing = [field for field in _DYNAMIC if field not in typical or getattr(pod, field) != typical[field]]
-    return {_WIRE[field]: getattr(pod, field) for field in (*_IDENTITY, *differing)}
+def _exception(worker: Worker, typical: dict[str, Any]) -> dict[str, Any]:
+    differing = [
+        field for field in _DYNAMIC if field not in typical or getattr(worker, field) != typical[field]
+    ]
+    return {_WIRE[field]: getattr(worker, field) for field in (*_IDENTITY, *differing)}
 
 
-def _known(before: Status | None) -> dict[str, PodInfo] | None:
-    return {pod.name: pod for pod in (*before.pods, *before.spares)} if before else None
+def _known(before: Status | None) -> dict[str, Worker] | None:
+    return {worker.name: worker for worker in (*before.workers, *before.spares)} if before else None
 
 
-def _is_new(pod: PodInfo, known: dict[str, PodInfo] | None) -> bool:
+def _is_new(worker: Worker, known: dict[str, Worker] | None) -> bool:
     """Whether this worker's own record doesn't yet say who it is."""
     if known is None:
         return False
-    old = known.get(pod.name)
-    return old is None or (old is not pod and any(getattr(old, f) != getattr(pod, f) for f in _IDENTITY))
+    old = known.get(worker.name)
+    return old is None or (
+        old is not worker and any(getattr(old, f) != getattr(worker, f) for f in _IDENTITY)
+    )
 
 
 def _workers(status: Status, before: Status | None) -> dict[str, bytes]:
     known, changed = _known(before) or {}, {}
-    for pod in (*status.pods, *status.spares):
-        old = known.get(pod.name)
-        if old is pod:
+    for worker in (*status.workers, *status.spares):
+        old = known.get(worker.name)
+        if old is worker:
             continue
-        record = _worker(pod)
+        record = _worker(worker)
         if old is None or _is_news(record, _worker(old)):
-            changed[pod.name] = _encode(record)
+            changed[worker.name] = _encode(record)
     return changed
 
 
@@ -204,6 +208,6 @@ def _is_news(record: _WorkerRecord, old: _WorkerRecord) -> bool:
     return record.identity != old.identity or (bool(record.store) and record != old)
 
 
-def _worker(pod: PodInfo) -> _WorkerRecord:
-    identity = {_WIRE[field]: getattr(pod, field) for field in _IDENTITY}
-    return _WorkerRecord(identity, pod.store, pod.updated_timestamp if pod.store else 0.0)
+def _worker(worker: Worker) -> _WorkerRecord:
+    identity = {_WIRE[field]: getattr(worker, field) for field in _IDENTITY}
+    return _WorkerRecord(identity, worker.store, worker.updated_timestamp if worker.store else 0.0)

@@ -261,8 +261,8 @@ class _Story:
             self._doubts.append((before.incarnation, f"{event.worker}: {event.detail}"))
 
     def _trouble(self, event: Error | Independent, t: float, status: Status) -> _Trouble:
-        pod = status.pod(event.worker)
-        return _Trouble(event.worker, pod.node_name if pod else "", t, event.reason, event.failures)
+        worker = status.worker(event.worker)
+        return _Trouble(event.worker, worker.node_name if worker else "", t, event.reason, event.failures)
 
     def _error(self, event: Error, t: float, before: Status) -> None:
         errors = self._end(event.incarnation).errors
@@ -272,23 +272,23 @@ class _Story:
                 self._detect_s[event.incarnation, event.worker] = event.timings_s["detect_s"]
 
     def _losses(self, before: Status, after: Status, t: float) -> None:
-        missed = {pod.name for pod in before.pods if pod.restarted}
+        missed = {worker.name for worker in before.workers if worker.restarted}
         counted = before.phase is Phase.RUN_COMMAND
         reason = AGENT_LOST if counted else f"{AGENT_LOST} in {before.phase.value}: not counted"
-        for pod in after.pods:
-            if pod.restarted and pod.name not in missed:
-                old = before.pod(pod.name)
-                node = old.node_name if old else pod.node_name
+        for worker in after.workers:
+            if worker.restarted and worker.name not in missed:
+                old = before.worker(worker.name)
+                node = old.node_name if old else worker.node_name
                 losses = self._end(before.incarnation).losses
-                losses.setdefault(pod.name, _Trouble(pod.name, node, t, reason))
+                losses.setdefault(worker.name, _Trouble(worker.name, node, t, reason))
 
     def _leave_run(self, line: Line, before: Status, after: Status, reason: str) -> None:
         end = self._close(before.incarnation, line.t, reason)
-        missing = [pod.name for pod in before.pods if pod.restarted]
+        missing = [worker.name for worker in before.workers if worker.restarted]
         if missing and not before.should_quit:
             end.root = next((name for name in end.losses if name in missing), missing[0])
         elif after.phase is Phase.TROUBLESHOOTING:
-            failed = after.pod(end.root or after.root)
+            failed = after.worker(end.root or after.root)
             if failed:
                 end.root, why = failed.name, failed.last_failed_reason
                 end.cause = f"{failed.name} failed: {why}"

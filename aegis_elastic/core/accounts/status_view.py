@@ -26,15 +26,15 @@ def worker_views(status: Status) -> tuple[WorkerView, ...]:
     """The seated workers, in group-rank order."""
     return tuple(
         WorkerView(
-            name=pod.name,
-            node=pod.node_name,
-            inner_phase=pod.inner_phase.value,
-            finished=pod.finished,
-            retries=pod.retries,
-            last_failed_reason=pod.last_failed_reason,
+            name=worker.name,
+            node=worker.node_name,
+            inner_phase=worker.inner_phase.value,
+            finished=worker.finished,
+            retries=worker.retries,
+            last_failed_reason=worker.last_failed_reason,
             ranks=tuple(range(seat.rank_offset, seat.rank_offset + seat.nproc)),
         )
-        for pod, seat in zip(status.pods, seating(status.pods), strict=True)
+        for worker, seat in zip(status.workers, seating(status.workers), strict=True)
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from aegis_elastic.core import retry_accounts
 from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErrorNode
-from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, PodInfo, Status, Verdict
+from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, Status, Verdict, Worker
 
 # How long an agent that executes itself again is waited for, though the others could go on without it.
 RENEW_S = 120.0
@@ -32,41 +32,41 @@ def create(spec: JobSpec, now: float) -> Status:
 
 def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: Any) -> Transition:
     """Enter Restarting (again): spares take the seats of the gone, and the budget of entries bounds it."""
-    pods: tuple[PodInfo, ...] = changes.pop("pods")
+    workers: tuple[Worker, ...] = changes.pop("workers")
     entries: int = changes.pop("entries", s.entries + 1)
     if entries > s.spec.recovery_budget:
         allowed = f"at most {s.spec.recovery_budget} allowed"
         why = f"recovery did not converge: {entries} entries into Restarting, {allowed}"
-        return fail(amend(s, pods=pods, **changes), why, name)
-    pods, spares, taken = replace_gone(pods, s.spares, now)
-    waiting = any(pod.gone for pod in pods)
-    enough = sum(not pod.gone for pod in pods) >= s.spec.min_worker_num
+        return fail(amend(s, workers=workers, **changes), why, name)
+    workers, spares, taken = replace_gone(workers, s.spares, now)
+    waiting = any(worker.gone for worker in workers)
+    enough = sum(not worker.gone for worker in workers) >= s.spec.min_worker_num
     patience_s = s.spec.last_call_s if enough else s.spec.rejoin_timeout_s
-    if any(pod.gone and pod.renew for pod in pods):
+    if any(worker.gone and worker.renew for worker in workers):
         # It is known to come, but a clean process has all its imports before it.
         patience_s = max(patience_s, min(RENEW_S, s.spec.rejoin_timeout_s))
     replaced = f"; {names_of(taken)} steps in" if taken else ""
     return move(
-        s, Phase.RESTARTING, reason + replaced, name, pods=pods, spares=spares, entries=entries,
+        s, Phase.RESTARTING, reason + replaced, name, workers=workers, spares=spares, entries=entries,
         deadline=now + patience_s if waiting else 0.0, **changes,
     )  # fmt: skip
 
 
 def enter_troubleshooting(
-    s: Status, now: float, reason: str, name: str, *, pods: tuple[PodInfo, ...], **changes: Any
+    s: Status, now: float, reason: str, name: str, *, workers: tuple[Worker, ...], **changes: Any
 ) -> Transition:
     """Enter Troubleshooting: all ranks stop, everyone checks; spares fill a world that is short."""
-    room = max(s.spec.worker_num - len(pods), 0)
+    room = max(s.spec.worker_num - len(workers), 0)
     checks, why = recovery.plan_checks(s.spec.troubleshoot, s.clues)
     entered = tuple(
         # One whose ranks had finished and whose agent has left since is missed from now on.
-        reset(pod, Phase.TROUBLESHOOTING, now, restarted=pod.gone)
-        for pod in (*pods, *s.spares[:room])
+        reset(worker, Phase.TROUBLESHOOTING, now, restarted=worker.gone)
+        for worker in (*workers, *s.spares[:room])
     )
     reason = f"{reason}; {why}"
     changes |= {
-        "store": pods[0].store,
-        "pods": entered,
+        "store": workers[0].store,
+        "workers": entered,
         "spares": s.spares[room:],
         "checks": checks,
         "deadline": 0.0,
@@ -75,21 +75,21 @@ def enter_troubleshooting(
 
 
 def replace_gone(
-    pods: tuple[PodInfo, ...], spares: tuple[PodInfo, ...], now: float
-) -> tuple[tuple[PodInfo, ...], tuple[PodInfo, ...], list[PodInfo]]:
+    workers: tuple[Worker, ...], spares: tuple[Worker, ...], now: float
+) -> tuple[tuple[Worker, ...], tuple[Worker, ...], list[Worker]]:
     """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent: those
     that have passed their checks first, then whoever stands in front.
 
     An agent that executes itself again is on its way: its seat is kept.
     """
     waiting, taken, seated = list(spares), [], []
-    for pod in pods:
-        if pod.gone and waiting and not pod.renew:
+    for worker in workers:
+        if worker.gone and waiting and not worker.renew:
             spare = next((each for each in waiting if each.fit), waiting[0])
             waiting.remove(spare)
             taken.append(spare)
-            pod = reset(spare, Phase.RESTARTING, now, retries=pod.retries)
-        seated.append(pod)
+            worker = reset(spare, Phase.RESTARTING, now, retries=worker.retries)
+        seated.append(worker)
     return tuple(seated), tuple(waiting), taken
 
 
@@ -100,9 +100,9 @@ def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, 
         RecordErrorNode(s.step + 1, node, code, "hardware") for node, code in bad.items()
     ]
     effects += [
-        Dismiss(s.step + 1, pod.name, pod.uid, f"this node is faulty: {bad[pod.node_name]}")
-        for pod in (*s.pods, *s.spares)
-        if pod.node_name in bad
+        Dismiss(s.step + 1, worker.name, worker.uid, f"this node is faulty: {bad[worker.node_name]}")
+        for worker in (*s.workers, *s.spares)
+        if worker.node_name in bad
     ]
     nodes = (ErrorNode(node, code, "hardware", now, s.spec.job_name) for node, code in bad.items())
     return tuple(effects), (*s.error_nodes, *nodes)
@@ -110,13 +110,13 @@ def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, 
 
 def faulty_nodes(s: Status) -> dict[str, str]:
     """The nodes on which a check found hardware that must leave, with the code of the finding."""
-    return {pod.node_name: pod.faulty for pod in s.pods if pod.faulty}
+    return {worker.node_name: worker.faulty for worker in s.workers if worker.faulty}
 
 
 def relieved_nodes(s: Status) -> dict[str, str]:
     """The nodes in whose place spares would be better, and why, if fit ones wait for all of their seats."""
-    nodes = {pod.node_name: pod.relieve for pod in s.pods if pod.relieve}
-    seats = sum(pod.node_name in nodes for pod in s.pods)
+    nodes = {worker.node_name: worker.relieve for worker in s.workers if worker.relieve}
+    seats = sum(worker.node_name in nodes for worker in s.workers)
     fit = sum(spare.fit and spare.node_name not in nodes for spare in s.spares)
     return nodes if seats <= fit else {}
 
@@ -140,20 +140,23 @@ def starting(s: Status) -> dict[str, Any]:
 
 def feasible(s: Status, node_name: str) -> bool:
     """Whether training can go on without this node: checked spares for its seats, or enough who stay."""
-    staying = sum(not pod.gone and pod.node_name != node_name for pod in s.pods)
+    staying = sum(not worker.gone and worker.node_name != node_name for worker in s.workers)
     fit = sum(spare.fit and spare.node_name != node_name for spare in s.spares)
-    return staying + fit >= len(s.pods) or staying >= s.spec.min_worker_num
+    return staying + fit >= len(s.workers) or staying >= s.spec.min_worker_num
 
 
 def end(s: Status, phase: Phase, reason: str, name: str, **changes: Any) -> Transition:
-    pods = tuple(edit(pod, inner_phase=phase) for pod in s.pods)
-    moved = move(s, phase, reason, name, pods=pods, deadline=0.0, **changes)
+    workers = tuple(edit(worker, inner_phase=phase) for worker in s.workers)
+    moved = move(s, phase, reason, name, workers=workers, deadline=0.0, **changes)
     close = Close(moved.status.step, phase.value, reason)
     return moved._replace(effects=(*moved.effects, close))
 
 
 def fail(s: Status, reason: str, name: str, **changes: Any) -> Transition:
-    if retry_accounts.exceeded((pod.retries for pod in s.pods), s.spec.max_retry) and not s.should_quit:
+    if (
+        retry_accounts.exceeded((worker.retries for worker in s.workers), s.spec.max_retry)
+        and not s.should_quit
+    ):
         changes["recover_count"] = s.spec.max_retry + 1
     return end(s, Phase.FAILED, reason, name, fail_reason=reason, **changes)
 
@@ -181,15 +184,15 @@ def amend(s: Status, **changes: Any) -> Status:
     return msgspec.structs.replace(s, **changes)
 
 
-def edit(pod: PodInfo, **changes: Any) -> PodInfo:
-    return msgspec.structs.replace(pod, **changes)
+def edit(worker: Worker, **changes: Any) -> Worker:
+    return msgspec.structs.replace(worker, **changes)
 
 
 def edit_mark(mark: NodeMark, **changes: Any) -> NodeMark:
     return msgspec.structs.replace(mark, **changes)
 
 
-def reset(pod: PodInfo, phase: Phase, now: float, **changes: Any) -> PodInfo:
+def reset(worker: Worker, phase: Phase, now: float, **changes: Any) -> Worker:
     """The worker at the start of a phase: nothing finished, no fact pending."""
     fresh: dict[str, Any] = {
         "finished": False,
@@ -201,15 +204,15 @@ def reset(pod: PodInfo, phase: Phase, now: float, **changes: Any) -> PodInfo:
         "relieve": "",
         "store": "",
     }
-    return edit(pod, **{**fresh, "inner_phase": phase, "updated_timestamp": now, **changes})
+    return edit(worker, **{**fresh, "inner_phase": phase, "updated_timestamp": now, **changes})
 
 
-def with_pod(pods: tuple[PodInfo, ...], changed: PodInfo) -> tuple[PodInfo, ...]:
-    return tuple(changed if pod.name == changed.name else pod for pod in pods)
+def with_worker(workers: tuple[Worker, ...], changed: Worker) -> tuple[Worker, ...]:
+    return tuple(changed if worker.name == changed.name else worker for worker in workers)
 
 
-def names_of(pods: Iterable[PodInfo]) -> str:
-    return ", ".join(pod.name for pod in pods)
+def names_of(workers: Iterable[Worker]) -> str:
+    return ", ".join(worker.name for worker in workers)
 
 
 def taint_of(s: Status, node_name: str, now: float) -> ErrorNode | None:
@@ -223,16 +226,16 @@ def is_independent(s: Status) -> bool:
     return s.mode is Mode.INDEPENDENT
 
 
-def ranks_done(s: Status, pod: PodInfo) -> bool:
-    return s.phase is Phase.RUN_COMMAND and pod.finished
+def ranks_done(s: Status, worker: Worker) -> bool:
+    return s.phase is Phase.RUN_COMMAND and worker.finished
 
 
-def current_pod(s: Status, worker: str, uid: str, incarnation: int, seq_num: int) -> PodInfo | None:
+def current_worker(s: Status, name: str, uid: str, incarnation: int, seq_num: int) -> Worker | None:
     """The worker whose message this is, if the message is of its present life, incarnation and order.
 
     One who was declared lost and is heard of all the same has to join again before it counts.
     """
-    pod = s.pod(worker)
+    worker = s.worker(name)
     ids = (uid, incarnation, seq_num)
-    current = pod is not None and not pod.gone and (pod.uid, s.incarnation, s.seq_num) == ids
-    return pod if current else None
+    current = worker is not None and not worker.gone and (worker.uid, s.incarnation, s.seq_num) == ids
+    return worker if current else None

@@ -8,19 +8,19 @@ from aegis_elastic.core.model import NodeMark, Phase, Status, Verdict
 
 
 def has_restarted(s: Status, now: float) -> bool:
-    return any(pod.restarted for pod in s.pods)
+    return any(worker.restarted for worker in s.workers)
 
 
 def all_finished(s: Status, now: float) -> bool:
-    return bool(s.pods) and all(pod.finished for pod in s.pods)
+    return bool(s.workers) and all(worker.finished for worker in s.workers)
 
 
 def boot_failed(s: Status, now: float) -> bool:
-    return all_finished(s, now) and any(pod.failed for pod in s.pods)
+    return all_finished(s, now) and any(worker.failed for worker in s.workers)
 
 
 def exceeded(s: Status, now: float) -> bool:
-    over = retry_accounts.exceeded((pod.retries for pod in s.pods), s.spec.max_retry)
+    over = retry_accounts.exceeded((worker.retries for worker in s.workers), s.spec.max_retry)
     return all_finished(s, now) and not s.held and over
 
 
@@ -29,8 +29,8 @@ def can_seat(s: Status, now: float) -> bool:
     if not s.spares or (is_independent(s) and not s.deadline):
         return False
     if s.phase is Phase.PENDING:
-        return sum(not pod.gone for pod in s.pods) < s.spec.worker_num
-    return any(pod.gone and (not pod.renew or expired(s, now)) for pod in s.pods)
+        return sum(not worker.gone for worker in s.workers) < s.spec.worker_num
+    return any(worker.gone and (not worker.renew or expired(s, now)) for worker in s.workers)
 
 
 def expired(s: Status, now: float) -> bool:
@@ -38,24 +38,24 @@ def expired(s: Status, now: float) -> bool:
 
 
 def last_call(s: Status, now: float) -> bool:
-    enough = s.spec.min_worker_num <= len(s.pods) < s.spec.worker_num
+    enough = s.spec.min_worker_num <= len(s.workers) < s.spec.worker_num
     return enough and all_finished(s, now) and s.deadline > now + s.spec.last_call_s
 
 
 def overdue(s: Status, now: float) -> bool:
-    waiting = s.phase is Phase.PENDING or any(pod.gone for pod in s.pods)
+    waiting = s.phase is Phase.PENDING or any(worker.gone for worker in s.workers)
     return waiting and not s.held and not is_independent(s) and expired(s, now)
 
 
 def restarted_are_ready(s: Status, now: float) -> bool:
-    return all(pod.finished for pod in s.pods if pod.inner_phase is Phase.RESTARTING)
+    return all(worker.finished for worker in s.workers if worker.inner_phase is Phase.RESTARTING)
 
 
 def may_advance(s: Status, now: float) -> bool:
     if not all_finished(s, now) or s.held:
         return False
     # In Pending the world is complete, or the last call is over (deadline 0 after `shrink`).
-    return s.phase is not Phase.PENDING or len(s.pods) == s.spec.worker_num or s.deadline == 0.0
+    return s.phase is not Phase.PENDING or len(s.workers) == s.spec.worker_num or s.deadline == 0.0
 
 
 def lost_booting(s: Status, now: float) -> bool:
@@ -63,15 +63,15 @@ def lost_booting(s: Status, now: float) -> bool:
 
 
 def has_failed(s: Status, now: float) -> bool:
-    return any(pod.failed for pod in s.pods)
+    return any(worker.failed for worker in s.workers)
 
 
 def must_leave(s: Status, now: float) -> bool:
-    return all_finished(s, now) and not s.held and any(pod.faulty for pod in s.pods)
+    return all_finished(s, now) and not s.held and any(worker.faulty for worker in s.workers)
 
 
 def to_renew(s: Status, now: float) -> bool:
-    return all_finished(s, now) and not s.held and any(pod.renew for pod in s.pods)
+    return all_finished(s, now) and not s.held and any(worker.renew for worker in s.workers)
 
 
 def to_relieve(s: Status, now: float) -> bool:
@@ -92,7 +92,7 @@ def released(s: Status, now: float) -> bool:
 
 def leaving_mark(s: Status) -> NodeMark | None:
     """The mark whose node may leave now: the guard allows it, and if it is merely slow a checkpoint does."""
-    seated = {pod.node_name for pod in s.pods}
+    seated = {worker.node_name for worker in s.workers}
     ready = (mark for mark in s.marks if mark.evict and (mark.safe or mark.verdict is not Verdict.SLOW))
     return next((mark for mark in ready if mark.node_name in seated), None)
 
@@ -102,5 +102,5 @@ def must_evict(s: Status, now: float) -> bool:
 
 
 def independent_over(s: Status, now: float) -> bool:
-    over = bool(s.pods) and all(pod.finished or pod.gone for pod in s.pods)
-    return is_independent(s) and (over or any(pod.failed for pod in s.pods))
+    over = bool(s.workers) and all(worker.finished or worker.gone for worker in s.workers)
+    return is_independent(s) and (over or any(worker.failed for worker in s.workers))

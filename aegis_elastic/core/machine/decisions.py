@@ -35,51 +35,59 @@ def decide_quit(s: Status, now: float) -> Transition:
 
 def decide_lost_running(s: Status, now: float) -> Transition:
     limit = s.spec.max_retry
-    pods = tuple(
+    workers = tuple(
         reset(
-            pod,
+            worker,
             Phase.RESTARTING,
             now,
-            retries=retry_accounts.charge(pod.retries, limit),
+            retries=retry_accounts.charge(worker.retries, limit),
             last_failed_reason="agent lost",
         )
-        if pod.restarted
-        else edit(pod, failed=False)
-        for pod in s.pods
+        if worker.restarted
+        else edit(worker, failed=False)
+        for worker in s.workers
     )
-    count = retry_accounts.recover_count((pod.retries for pod in pods), limit)
-    names = names_of(pod for pod in s.pods if pod.restarted)
+    count = retry_accounts.recover_count((worker.retries for worker in workers), limit)
+    names = names_of(worker for worker in s.workers if worker.restarted)
     return enter_restarting(
-        s, now, f"{names} lost in RunCommand: counted", "lost", pods=pods, recover_count=count, root=names,
+        s, now, f"{names} lost in RunCommand: counted", "lost", workers=workers, recover_count=count, root=names,
         charged=True, last_root="",
     )  # fmt: skip
 
 
 def decide_lost_booting(s: Status, now: float) -> Transition:
     ready = s.phase is Phase.BOOT_CHECKING
-    pods = tuple(
-        reset(pod, Phase.PENDING, now)
-        if pod.restarted
-        else edit(pod, inner_phase=Phase.PENDING, finished=ready or pod.finished, failed=False, faulty="")
-        for pod in s.pods
+    workers = tuple(
+        reset(worker, Phase.PENDING, now)
+        if worker.restarted
+        else edit(
+            worker, inner_phase=Phase.PENDING, finished=ready or worker.finished, failed=False, faulty=""
+        )
+        for worker in s.workers
     )
-    reason = f"{names_of(pod for pod in s.pods if pod.restarted)} lost before training: not counted"
+    reason = (
+        f"{names_of(worker for worker in s.workers if worker.restarted)} lost before training: not counted"
+    )
     # Losses while Pending don't move the deadline: a crash loop there must end some time.
     deadline = s.deadline if s.phase is Phase.PENDING and s.deadline else now + s.spec.join_timeout_s
-    return move(s, Phase.PENDING, reason, "lost", pods=pods, deadline=deadline)
+    return move(s, Phase.PENDING, reason, "lost", workers=workers, deadline=deadline)
 
 
 def decide_lost_recovering(s: Status, now: float) -> Transition:
-    pods = tuple(reset(pod, Phase.RESTARTING, now) if pod.restarted else pod for pod in s.pods)
-    reason = f"{names_of(pod for pod in s.pods if pod.restarted)} lost during recovery: not counted"
-    return enter_restarting(s, now, reason, "lost", pods=pods)
+    workers = tuple(
+        reset(worker, Phase.RESTARTING, now) if worker.restarted else worker for worker in s.workers
+    )
+    reason = (
+        f"{names_of(worker for worker in s.workers if worker.restarted)} lost during recovery: not counted"
+    )
+    return enter_restarting(s, now, reason, "lost", workers=workers)
 
 
 def decide_leave(s: Status, now: float) -> Transition:
     """Faulty nodes leave with all who are on them; their seats wait for a spare or a newcomer."""
     effects, nodes = banish(s, now)
     bad = faulty_nodes(s)
-    leaving = [pod for pod in s.pods if pod.node_name in bad]
+    leaving = [worker for worker in s.workers if worker.node_name in bad]
     names = names_of(leaving)
     tainted = amend(
         s, error_nodes=nodes, reschedules=s.reschedules + len(leaving),
@@ -88,24 +96,26 @@ def decide_leave(s: Status, now: float) -> Transition:
     )  # fmt: skip
     if s.phase is Phase.BOOT_CHECKING:
         stay = tuple(
-            edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods if pod.node_name not in bad
+            edit(worker, inner_phase=Phase.PENDING, failed=False)
+            for worker in s.workers
+            if worker.node_name not in bad
         )
         moved = move(
-            tainted, Phase.PENDING, f"{names} must leave: not counted", "leave", pods=stay,
+            tainted, Phase.PENDING, f"{names} must leave: not counted", "leave", workers=stay,
             deadline=now + s.spec.join_timeout_s,
         )  # fmt: skip
     else:
-        pods = tuple(
-            reset(pod, Phase.RESTARTING, now, gone=True, uid="") if pod.node_name in bad else pod
-            for pod in s.pods
+        workers = tuple(
+            reset(worker, Phase.RESTARTING, now, gone=True, uid="") if worker.node_name in bad else worker
+            for worker in s.workers
         )
-        moved = enter_restarting(tainted, now, f"{names} must leave: not counted", "leave", pods=pods)
+        moved = enter_restarting(tainted, now, f"{names} must leave: not counted", "leave", workers=workers)
     return moved._replace(effects=(*effects, *moved.effects))
 
 
 def decide_exceeded(s: Status, now: float) -> Transition:
     effects, nodes = banish(s, now)
-    worst = max(pod.retries for pod in s.pods)
+    worst = max(worker.retries for worker in s.workers)
     reason = f"retries used up: {worst} failures, at most {s.spec.max_retry} allowed"
     failed = fail(amend(s, error_nodes=nodes), reason, "exceeded")
     return failed._replace(effects=(*effects, *failed.effects))
@@ -114,15 +124,16 @@ def decide_exceeded(s: Status, now: float) -> Transition:
 def decide_error(s: Status, now: float) -> Transition:
     limit = s.spec.max_retry
     charged = tuple(
-        edit(pod, retries=retry_accounts.charge(pod.retries, limit)) if pod.failed else pod for pod in s.pods
+        edit(worker, retries=retry_accounts.charge(worker.retries, limit)) if worker.failed else worker
+        for worker in s.workers
     )
-    count = retry_accounts.recover_count((pod.retries for pod in charged), limit)
+    count = retry_accounts.recover_count((worker.retries for worker in charged), limit)
     # Progress that nobody knows is neither: only one that is known not to have grown says "again".
     again = s.last_root == s.root and 0 <= s.highest_step <= s.last_step
     again = again and recovery.POSITION_CLUE not in s.clues
     level = s.last_level if again else 0
     entered = enter_troubleshooting(
-        s, now, f"{s.root} failed: counted", "error", pods=charged, recover_count=count, charged=True,
+        s, now, f"{s.root} failed: counted", "error", workers=charged, recover_count=count, charged=True,
         last_root=s.root, last_step=s.highest_step, last_level=max(level, 1),
     )  # fmt: skip
     if level == 1:
@@ -137,8 +148,8 @@ def decide_error(s: Status, now: float) -> Transition:
 def _renew(entered: Transition, root: str, why: str) -> Transition:
     """Restarting its processes won't help this worker: when the checks are done, its agent follows."""
     status = entered.status
-    pods = tuple(edit(pod, renew=why) if pod.name == root else pod for pod in status.pods)
-    return entered._replace(status=amend(status, pods=pods), reason=f"{entered.reason}; {root} {why}")
+    workers = tuple(edit(worker, renew=why) if worker.name == root else worker for worker in status.workers)
+    return entered._replace(status=amend(status, workers=workers), reason=f"{entered.reason}; {root} {why}")
 
 
 def _page(made: Transition, key: str, text: str) -> Transition:
@@ -147,19 +158,22 @@ def _page(made: Transition, key: str, text: str) -> Transition:
 
 
 def decide_ready(s: Status, now: float) -> Transition:
-    return enter_troubleshooting(s, now, "every missing worker is back", "ready", pods=s.pods)
+    return enter_troubleshooting(s, now, "every missing worker is back", "ready", workers=s.workers)
 
 
 def decide_seat(s: Status, now: float) -> Transition:
     if s.phase is Phase.PENDING:
         seated, *rest = s.spares
         # After a requeue the job's count is older than its workers.
-        pods = (*(pod for pod in s.pods if not pod.gone), edit(seated, retries=s.recover_count))
-        return note(s, f"{seated.name} takes a seat", "seat", pods=pods, spares=tuple(rest))
+        workers = (
+            *(worker for worker in s.workers if not worker.gone),
+            edit(seated, retries=s.recover_count),
+        )
+        return note(s, f"{seated.name} takes a seat", "seat", workers=workers, spares=tuple(rest))
     # One that should have come back as a new process by now has had its time.
     late = conditions.expired(s, now)
-    pods = tuple(edit(pod, renew="") if pod.gone and late else pod for pod in s.pods)
-    return enter_restarting(s, now, "a spare is waiting", "seat", pods=pods, entries=s.entries)
+    workers = tuple(edit(worker, renew="") if worker.gone and late else worker for worker in s.workers)
+    return enter_restarting(s, now, "a spare is waiting", "seat", workers=workers, entries=s.entries)
 
 
 def decide_last_call(s: Status, now: float) -> Transition:
@@ -167,57 +181,61 @@ def decide_last_call(s: Status, now: float) -> Transition:
 
 
 def decide_overdue(s: Status, now: float) -> Transition:
-    present = tuple(pod for pod in s.pods if pod.finished or (s.phase is Phase.RESTARTING and not pod.gone))
-    missing = names_of(pod for pod in s.pods if pod not in present)
+    present = tuple(
+        worker for worker in s.workers if worker.finished or (s.phase is Phase.RESTARTING and not worker.gone)
+    )
+    missing = names_of(worker for worker in s.workers if worker not in present)
     if len(present) >= s.spec.min_worker_num:
         # Those who are here go on without the missing. Renumbering is unavoidable: the world is smaller.
         reason = f"went on with {len(present)} workers, without {missing or 'more'}"
-        dropped = len(s.pods) - len(present)
+        dropped = len(s.workers) - len(present)
         # The account of one who is left behind stays with the job: losing workers must not buy retries.
-        worst = max(pod.retries for pod in s.pods)
+        worst = max(worker.retries for worker in s.workers)
         present = (edit(present[0], retries=worst), *present[1:])
-        return note(s, reason, "shrink", pods=present, deadline=0.0, reschedules=s.reschedules + dropped)
+        return note(s, reason, "shrink", workers=present, deadline=0.0, reschedules=s.reschedules + dropped)
     if s.phase is Phase.RESTARTING:
         reason = f"no healthy node left: {missing} did not come back and no spare was there"
         return give_up(s, reason, "overdue")
     reason = f"{len(present)} of {s.spec.min_worker_num} workers came in time: everybody runs independent"
     # What they finished was getting ready; from here on a Finish means that their ranks have ended.
-    pods = tuple(reset(pod, Phase.PENDING, now) for pod in present)
-    return move(s, Phase.PENDING, reason, "independent", pods=pods, mode=Mode.INDEPENDENT, deadline=0.0)
+    workers = tuple(reset(worker, Phase.PENDING, now) for worker in present)
+    return move(s, Phase.PENDING, reason, "independent", workers=workers, mode=Mode.INDEPENDENT, deadline=0.0)
 
 
 def decide_boot_failed(s: Status, now: float) -> Transition:
-    what = "; ".join(f"{pod.name}: {pod.last_failed_reason}" for pod in s.pods if pod.failed)
+    what = "; ".join(f"{worker.name}: {worker.last_failed_reason}" for worker in s.workers if worker.failed)
     if s.entries + 1 >= s.spec.bootcheck_attempts:
         return fail(s, f"bootcheck failed: {what}", "boot_failed")
-    pods = tuple(edit(pod, inner_phase=Phase.PENDING, failed=False) for pod in s.pods)
-    return move(s, Phase.PENDING, f"bootcheck again: {what}", "boot_failed", pods=pods, entries=s.entries + 1)
+    workers = tuple(edit(worker, inner_phase=Phase.PENDING, failed=False) for worker in s.workers)
+    return move(
+        s, Phase.PENDING, f"bootcheck again: {what}", "boot_failed", workers=workers, entries=s.entries + 1
+    )
 
 
 def decide_advance(s: Status, now: float) -> Transition:
     if s.phase is Phase.PENDING:
-        ordered = first_order(s.pods)
-        pods = tuple(reset(pod, Phase.BOOT_CHECKING, now) for pod in ordered)
+        ordered = first_order(s.workers)
+        workers = tuple(reset(worker, Phase.BOOT_CHECKING, now) for worker in ordered)
         plan: dict[str, Any] = {"checks": recovery.BOOT_CHECKS[s.spec.bootcheck], "store": ordered[0].store}
         return move(
-            s, Phase.BOOT_CHECKING, "every worker is ready", "advance", pods=pods, deadline=0.0, **plan
+            s, Phase.BOOT_CHECKING, "every worker is ready", "advance", workers=workers, deadline=0.0, **plan
         )
     if s.phase is Phase.RUN_COMMAND:
         return end(s, Phase.SUCCEED, "every worker finished", "advance")
     reason = "bootcheck passed" if s.phase is Phase.BOOT_CHECKING else "recovery done: all ranks start again"
-    pods = tuple(reset(pod, Phase.RUN_COMMAND, now, retries=s.recover_count) for pod in s.pods)
+    workers = tuple(reset(worker, Phase.RUN_COMMAND, now, retries=s.recover_count) for worker in s.workers)
     return move(
-        s, Phase.RUN_COMMAND, reason, "advance", pods=pods, store=s.pods[0].store,
+        s, Phase.RUN_COMMAND, reason, "advance", workers=workers, store=s.workers[0].store,
         incarnation=s.incarnation + 1, **starting(s),
     )  # fmt: skip
 
 
 def decide_independent_end(s: Status, now: float) -> Transition:
-    failed = next((pod for pod in s.pods if pod.failed), None)
+    failed = next((worker for worker in s.workers if worker.failed), None)
     if failed:
         return fail(
             s, f"{failed.name} failed in independent mode: {failed.last_failed_reason}", "independent_end"
         )
-    if not any(pod.finished for pod in s.pods):
+    if not any(worker.finished for worker in s.workers):
         return fail(s, "every worker was lost in independent mode, none had finished", "independent_end")
     return end(s, Phase.SUCCEED, "every connected worker finished, in independent mode", "independent_end")

@@ -30,7 +30,7 @@ from aegis_elastic.core.events import (
 from aegis_elastic.core.machine.change import (
     Transition,
     amend,
-    current_pod,
+    current_worker,
     edit,
     fail,
     is_independent,
@@ -41,12 +41,12 @@ from aegis_elastic.core.machine.change import (
     reset,
     starting,
     taint_of,
-    with_pod,
+    with_worker,
 )
 from aegis_elastic.core.machine.node_facts import NODE_FACTS
 from aegis_elastic.core.machine.platform import cleared, relaunched
 from aegis_elastic.core.machine.requeue import requeued
-from aegis_elastic.core.model import Phase, PodInfo, Status
+from aegis_elastic.core.model import Phase, Status, Worker
 from aegis_elastic.core.policy.node_records import clip
 
 
@@ -65,15 +65,15 @@ def _join(s: Status, e: Join, now: float) -> Transition:
     identity: dict[str, Any] = {
         "uid": e.uid,
         "node_name": e.node_name,
-        "pod_ip": e.node_ip,
+        "node_ip": e.node_ip,
         "nproc": e.nproc,
         "risk": e.risk,
     }
-    pod = s.pod(e.worker)
-    if pod is None:
+    worker = s.worker(e.worker)
+    if worker is None:
         if any(spare.uid == e.uid for spare in s.spares):
             return nothing(s, "known already")
-        spare = PodInfo(
+        spare = Worker(
             name=e.worker, inner_phase=Phase.PENDING, ordinal=e.ordinal, updated_timestamp=now, **identity
         )
         others = tuple(other for other in s.spares if other.name != e.worker)
@@ -81,42 +81,47 @@ def _join(s: Status, e: Join, now: float) -> Transition:
         before = tuple(other for other in others if other.risk <= e.risk)
         behind = tuple(other for other in others if other.risk > e.risk)
         return note(s, f"{e.worker} has come", "joined", spares=(*before, spare, *behind))
-    if pod.uid == e.uid and not pod.gone:
+    if worker.uid == e.uid and not worker.gone:
         return nothing(s, "known already")
     # An agent whose ranks had finished is not missed; one that we never saw leave was lost all the same.
-    unnoticed = not pod.gone and not ranks_done(s, pod)
+    unnoticed = not worker.gone and not ranks_done(s, worker)
     back = edit(
-        pod, gone=False, renew="", restarted=pod.restarted or unnoticed, updated_timestamp=now, **identity
+        worker,
+        gone=False,
+        renew="",
+        restarted=worker.restarted or unnoticed,
+        updated_timestamp=now,
+        **identity,
     )
-    return note(s, f"{e.worker} is back with a new agent", "joined", pods=with_pod(s.pods, back))
+    return note(s, f"{e.worker} is back with a new agent", "joined", workers=with_worker(s.workers, back))
 
 
 def _lost(s: Status, e: Lost, now: float) -> Transition:
     lost = set(e.agents)
-    pods = tuple(
-        edit(pod, gone=True, restarted=not ranks_done(s, pod), store="", updated_timestamp=now)
-        if (pod.name, pod.uid) in lost and not pod.gone
-        else pod
-        for pod in s.pods
+    workers = tuple(
+        edit(worker, gone=True, restarted=not ranks_done(s, worker), store="", updated_timestamp=now)
+        if (worker.name, worker.uid) in lost and not worker.gone
+        else worker
+        for worker in s.workers
     )
     spares = tuple(spare for spare in s.spares if (spare.name, spare.uid) not in lost)
-    if pods == s.pods and spares == s.spares:
+    if workers == s.workers and spares == s.spares:
         return nothing(s, "none of these agents is current")
     names = ", ".join(sorted(name for name, _ in lost))
-    return note(s, f"{names} lost: {e.reason}", "gone", pods=pods, spares=spares)
+    return note(s, f"{names} lost: {e.reason}", "gone", workers=workers, spares=spares)
 
 
 def _offer(s: Status, e: Offer, now: float) -> Transition:
-    pod = s.pod(e.worker)
-    if pod is None or pod.uid != e.uid or pod.store == e.store:
+    worker = s.worker(e.worker)
+    if worker is None or worker.uid != e.uid or worker.store == e.store:
         return nothing(s, "not current, or known already")
-    pods = with_pod(s.pods, edit(pod, store=e.store))
-    return note(s, f"{e.worker} holds a store ready", "offered", pods=pods)
+    workers = with_worker(s.workers, edit(worker, store=e.store))
+    return note(s, f"{e.worker} holds a store ready", "offered", workers=workers)
 
 
 def _finish(s: Status, e: Finish, now: float) -> Transition:
-    pod = current_pod(s, e.worker, e.uid, e.incarnation, e.seq_num)
-    if pod is None or pod.finished:
+    worker = current_worker(s, e.worker, e.uid, e.incarnation, e.seq_num)
+    if worker is None or worker.finished:
         return nothing(s, "not current: acknowledged, changes nothing")
     changes: dict[str, Any] = {"finished": True, "store": e.store, "updated_timestamp": now}
     reason = f"{e.worker} finished {s.phase.value}"
@@ -126,10 +131,10 @@ def _finish(s: Status, e: Finish, now: float) -> Transition:
         changes["last_failed_reason"] = verdict.code
         changes["faulty"] = verdict.code if verdict.level == 3 else ""
         troubled = s.phase is Phase.TROUBLESHOOTING
-        changes["renew"] = verdict.code if troubled and verdict.level == 2 else pod.renew
+        changes["renew"] = verdict.code if troubled and verdict.level == 2 else worker.renew
         obstructed = verdict.level < 3 and recovery.obstructs(e.findings)
         changes["failed"] = s.phase is Phase.BOOT_CHECKING and obstructed
-    return note(s, reason, "finished", pods=with_pod(s.pods, edit(pod, **changes)))
+    return note(s, reason, "finished", workers=with_worker(s.workers, edit(worker, **changes)))
 
 
 def _started(s: Status, e: Started, now: float) -> Transition:
@@ -137,52 +142,54 @@ def _started(s: Status, e: Started, now: float) -> Transition:
 
 
 def _error(s: Status, e: Error, now: float) -> Transition:
-    pod = current_pod(s, e.worker, e.uid, e.incarnation, e.seq_num)
+    worker = current_worker(s, e.worker, e.uid, e.incarnation, e.seq_num)
     running = s.phase is Phase.RUN_COMMAND or is_independent(s)
-    if pod is None or not running or pod.finished or pod.restarted:
+    if worker is None or not running or worker.finished or worker.restarted:
         return nothing(s, "not current: a consequence, or too late to matter")
-    if any(other.failed for other in s.pods):
+    if any(other.failed for other in s.workers):
         return nothing(s, f"a consequence: {s.root} failed first in this incarnation")
     # Every worker's last reason stays in the record for good; the journal has all of it.
-    failed = edit(pod, failed=True, last_failed_reason=clip(e.reason), store=e.store, updated_timestamp=now)
+    failed = edit(
+        worker, failed=True, last_failed_reason=clip(e.reason), store=e.store, updated_timestamp=now
+    )
     return note(
         s,
         f"{e.worker} failed: {e.reason}",
         "failed",
-        pods=with_pod(s.pods, failed),
+        workers=with_worker(s.workers, failed),
         clues=e.clues,
         root=e.worker,
     )
 
 
 def _merge(s: Status, e: Independent, now: float) -> Transition:
-    pod = s.pod(e.worker)
-    if e.incarnation != s.incarnation or pod is None or not _may_have_restarted(s):
+    worker = s.worker(e.worker)
+    if e.incarnation != s.incarnation or worker is None or not _may_have_restarted(s):
         return nothing(s, "not current: in the accounts already, or never ours")
     limit = s.spec.max_retry
     # If the master had heard of the failure before it was out of reach, it has charged it already.
     counted = s.phase is Phase.TROUBLESHOOTING
-    retries = pod.retries if counted else retry_accounts.charge(pod.retries, limit)
-    charged = with_pod(s.pods, edit(pod, retries=retries, last_failed_reason=clip(e.reason)))
+    retries = worker.retries if counted else retry_accounts.charge(worker.retries, limit)
+    charged = with_worker(s.workers, edit(worker, retries=retries, last_failed_reason=clip(e.reason)))
     if e.ended or retry_accounts.exceeded((p.retries for p in charged), limit):
         reason = f"{e.worker} failed while the plane was away ({e.reason}): retries used up"
-        return fail(amend(s, pods=charged), reason, "merged")
+        return fail(amend(s, workers=charged), reason, "merged")
     count = retry_accounts.recover_count((p.retries for p in charged), limit)
-    pods = tuple(
+    workers = tuple(
         # A loss that was noted meanwhile is a failure of its own: it must not vanish in this one.
         reset(p, Phase.RUN_COMMAND, now, retries=count, store=p.store, restarted=p.restarted or p.gone)
         for p in charged
     )
     said = "counted before" if counted else "counted once"
     reason = f"{e.worker} failed while the plane was away ({e.reason}): {said}, training runs on"
-    changes = {**starting(s), "pods": pods, "recover_count": count, "incarnation": s.incarnation + 1}
+    changes = {**starting(s), "workers": workers, "recover_count": count, "incarnation": s.incarnation + 1}
     return move(s, Phase.RUN_COMMAND, reason, "merged", **changes)
 
 
 def _may_have_restarted(s: Status) -> bool:
     """Whether this incarnation's agents can have restarted together: everyone's is still the same."""
     if s.phase is Phase.TROUBLESHOOTING:
-        return s.entries == 0 and not any(pod.gone or pod.restarted for pod in s.pods)
+        return s.entries == 0 and not any(worker.gone or worker.restarted for worker in s.workers)
     return s.phase is Phase.RUN_COMMAND
 
 

@@ -29,7 +29,7 @@ from aegis_elastic.core.events import (
     Unmark,
     Untaint,
 )
-from aegis_elastic.core.machine.change import Transition, edit, edit_mark, note, nothing, with_pod
+from aegis_elastic.core.machine.change import Transition, edit, edit_mark, note, nothing, with_worker
 from aegis_elastic.core.model import RECOVERING, ErrorNode, NodeMark, Phase, Status, Verdict
 
 # A leave that comes this long after a checkpoint finds it still worth going back to: so long the guard may
@@ -59,13 +59,13 @@ def _saved(s: Status, e: Saved, now: float) -> Transition:
     decay = s.spec.retry_decay
     due = decay > 0 and saves > s.saves and saves % decay == 0
     earned = due and s.phase is Phase.RUN_COMMAND and s.recover_count > 0
-    pods = tuple(edit(pod, retries=pod.retries - 1) for pod in s.pods) if earned else s.pods
+    workers = tuple(edit(worker, retries=worker.retries - 1) for worker in s.workers) if earned else s.workers
     return note(
         s,
         f"checkpoint of step {e.step} is complete ({e.kind}: {e.path})"
         + (f"; {saves} of them earned a retry back" if earned else ""),
         "saved",
-        pods=pods,
+        workers=workers,
         recover_count=s.recover_count - earned,
         saved_step=e.step,
         saved_at=now,
@@ -82,7 +82,7 @@ def _mark(s: Status, e: Mark, now: float) -> Transition:
         return nothing(s, "training doesn't run: there is nothing to judge a node by")
     if any((mark.node_name, mark.verdict) == (e.node_name, e.verdict) for mark in s.marks):
         return nothing(s, "marked already")
-    if not any(pod.node_name == e.node_name and not pod.gone for pod in s.pods):
+    if not any(worker.node_name == e.node_name and not worker.gone for worker in s.workers):
         return nothing(s, f"nobody runs on {e.node_name}")
     mark = NodeMark(e.node_name, e.worker, e.verdict, e.reason, now)
     return note(s, f"{e.node_name} is marked {e.verdict.value}: {e.reason}", "marked", marks=(*s.marks, mark))
@@ -98,20 +98,26 @@ def _unmark(s: Status, e: Unmark, now: float) -> Transition:
 
 
 def _act(s: Status, e: Act, now: float) -> Transition:
-    pod = s.pod(e.worker)
-    if s.phase is not Phase.RUN_COMMAND or pod is None or pod.gone or pod.finished or pod.restarted:
+    worker = s.worker(e.worker)
+    if (
+        s.phase is not Phase.RUN_COMMAND
+        or worker is None
+        or worker.gone
+        or worker.finished
+        or worker.restarted
+    ):
         return nothing(s, "too late to matter: its training doesn't run")
-    if any(other.failed for other in s.pods):
+    if any(other.failed for other in s.workers):
         return nothing(s, f"{s.root} failed first in this incarnation")
-    marked = any(m.node_name == pod.node_name and m.verdict.value == e.verdict for m in s.marks)
+    marked = any(m.node_name == worker.node_name and m.verdict.value == e.verdict for m in s.marks)
     if not marked and e.verdict != "manual":
-        return nothing(s, f"{pod.node_name} is not marked {e.verdict}, or no longer")
+        return nothing(s, f"{worker.node_name} is not marked {e.verdict}, or no longer")
     # Whoever restarts by hand a node that is marked as hanging wants to know where it hung, too.
-    hangs = marked or any(m.node_name == pod.node_name and m.verdict is not Verdict.SLOW for m in s.marks)
-    failed = edit(pod, failed=True, last_failed_reason=f"{e.verdict}: {e.reason}", updated_timestamp=now)
+    hangs = marked or any(m.node_name == worker.node_name and m.verdict is not Verdict.SLOW for m in s.marks)
+    failed = edit(worker, failed=True, last_failed_reason=f"{e.verdict}: {e.reason}", updated_timestamp=now)
     return note(
         s, f"{e.worker} is to be restarted, {e.verdict}: {e.reason}", "failed",
-        pods=with_pod(s.pods, failed), clues=("hang",) if hangs else (), root=e.worker,
+        workers=with_worker(s.workers, failed), clues=("hang",) if hangs else (), root=e.worker,
     )  # fmt: skip
 
 
@@ -133,13 +139,15 @@ def _evict(s: Status, e: Evict, now: float) -> Transition:
 def _relieve(s: Status, e: Relieve, now: float) -> Transition:
     if s.phase is not Phase.TROUBLESHOOTING:
         return nothing(s, "nothing recovers in place: there is nobody to relieve")
-    pods = tuple(
-        edit(pod, relieve=pod.relieve or e.reason) if pod.node_name == e.node_name and not pod.gone else pod
-        for pod in s.pods
+    workers = tuple(
+        edit(worker, relieve=worker.relieve or e.reason)
+        if worker.node_name == e.node_name and not worker.gone
+        else worker
+        for worker in s.workers
     )
-    if pods == s.pods:
+    if workers == s.workers:
         return nothing(s, f"nobody is on {e.node_name}, or known already")
-    return note(s, f"a spare would be better than {e.node_name}: {e.reason}", "to_relieve", pods=pods)
+    return note(s, f"a spare would be better than {e.node_name}: {e.reason}", "to_relieve", workers=workers)
 
 
 def _fit(s: Status, e: Fit, now: float) -> Transition:

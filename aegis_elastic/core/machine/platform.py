@@ -27,7 +27,7 @@ def cleared(s: Status, e: Cleared, now: float) -> Transition:
                     recover_count=worst)  # fmt: skip
     moved = move(
         s, Phase.PENDING, f"{e.reason}: all are cleared, counted; a plain job from now on", "cleared",
-        pods=(), spares=(), recover_count=s.recover_count + 1, mode=Mode.INDEPENDENT,
+        workers=(), spares=(), recover_count=s.recover_count + 1, mode=Mode.INDEPENDENT,
         # Above 0: those who come are given seats, so that the job's end is known.
         deadline=now + s.spec.join_timeout_s,
     )  # fmt: skip

@@ -30,12 +30,12 @@ def decide_evict(s: Status, now: float) -> Transition:
         return _keep(s, mark)
     why = f"{mark.verdict.value}: {mark.evict}"
     kind = "slow" if mark.verdict is Verdict.SLOW else "hang"
-    leaving = [pod for pod in s.pods if pod.node_name == node]
+    leaving = [worker for worker in s.workers if worker.node_name == node]
     effects = [RecordErrorNode(s.step + 1, node, why, kind)]
     told = [
-        Dismiss(s.step + 1, pod.name, pod.uid, f"this node is evicted, {why}")
-        for pod in (*s.pods, *s.spares)
-        if pod.node_name == node
+        Dismiss(s.step + 1, worker.name, worker.uid, f"this node is evicted, {why}")
+        for worker in (*s.workers, *s.spares)
+        if worker.node_name == node
     ]
     rid = amend(
         s, error_nodes=(*s.error_nodes, ErrorNode(node, why, kind, now, s.spec.job_name)),
@@ -43,14 +43,14 @@ def decide_evict(s: Status, now: float) -> Transition:
         marks=tuple(other for other in s.marks if other.node_name != node),
         evictions=s.evictions + len(leaving),
     )  # fmt: skip
-    pods = tuple(
-        reset(pod, Phase.RESTARTING, now, gone=True, uid="") if pod.node_name == node else pod
-        for pod in s.pods
+    workers = tuple(
+        reset(worker, Phase.RESTARTING, now, gone=True, uid="") if worker.node_name == node else worker
+        for worker in s.workers
     )
     boundary = f" after the checkpoint of step {s.saved_step}" if mark.safe else ""
     made = enter_restarting(
-        rid, now, f"{names_of(leaving)} leaves {node}{boundary}, {why}: not counted", "evict", pods=pods,
-        clues=("slow",), last_root="",
+        rid, now, f"{names_of(leaving)} leaves {node}{boundary}, {why}: not counted", "evict",
+        workers=workers, clues=("slow",), last_root="",
     )  # fmt: skip
     return made._replace(effects=(*effects, *told, *made.effects))
 
@@ -76,10 +76,10 @@ def decide_relieve(s: Status, now: float) -> Transition:
     said of it to other jobs; it may come back and wait.
     """
     nodes = relieved_nodes(s)
-    leaving = [pod for pod in s.pods if pod.node_name in nodes]
-    pods = tuple(
-        reset(pod, Phase.RESTARTING, now, gone=True, uid="") if pod.node_name in nodes else pod
-        for pod in s.pods
+    leaving = [worker for worker in s.workers if worker.node_name in nodes]
+    workers = tuple(
+        reset(worker, Phase.RESTARTING, now, gone=True, uid="") if worker.node_name in nodes else worker
+        for worker in s.workers
     )
     rid = amend(
         s, spares=tuple(spare for spare in s.spares if spare.node_name not in nodes),
@@ -88,13 +88,18 @@ def decide_relieve(s: Status, now: float) -> Transition:
     )  # fmt: skip
     why = "; ".join(f"{node}: {reason}" for node, reason in nodes.items())
     made = enter_restarting(
-        rid, now, f"{names_of(leaving)} is relieved: not counted; {why}", "relieve", pods=pods, last_root=""
+        rid,
+        now,
+        f"{names_of(leaving)} is relieved: not counted; {why}",
+        "relieve",
+        workers=workers,
+        last_root="",
     )
     step = made.status.step
     told = [
-        Dismiss(step, pod.name, pod.uid, f"a spare takes this node's place: {nodes[pod.node_name]}")
-        for pod in (*s.pods, *s.spares)
-        if pod.node_name in nodes
+        Dismiss(step, worker.name, worker.uid, f"a spare takes this node's place: {nodes[worker.node_name]}")
+        for worker in (*s.workers, *s.spares)
+        if worker.node_name in nodes
     ]
     page = Page(step, f"relieve.{', '.join(nodes)}", made.reason)
     return made._replace(effects=(*told, page, *made.effects))
@@ -102,25 +107,26 @@ def decide_relieve(s: Status, now: float) -> Transition:
 
 def decide_renew(s: Status, now: float) -> Transition:
     """Level 2, once a recovery: agents whose surroundings are broken execute themselves again."""
-    broken = [pod for pod in s.pods if pod.renew]
-    why = "; ".join(f"{pod.name}: {pod.renew}" for pod in broken)
-    if len(s.pods) > 1 and all(pod.renew.startswith("io.") for pod in s.pods):
-        pods = tuple(edit(pod, renew="") for pod in s.pods)
-        return note(s, f"broken for everybody, so no node can be blamed: {why}", "renew", pods=pods)
+    broken = [worker for worker in s.workers if worker.renew]
+    why = "; ".join(f"{worker.name}: {worker.renew}" for worker in broken)
+    if len(s.workers) > 1 and all(worker.renew.startswith("io.") for worker in s.workers):
+        workers = tuple(edit(worker, renew="") for worker in s.workers)
+        return note(s, f"broken for everybody, so no node can be blamed: {why}", "renew", workers=workers)
     if s.renewed:
         return _worn(s)
-    pods = tuple(
-        reset(pod, Phase.RESTARTING, now, gone=True, renew=pod.renew) if pod.renew else pod for pod in s.pods
+    workers = tuple(
+        reset(worker, Phase.RESTARTING, now, gone=True, renew=worker.renew) if worker.renew else worker
+        for worker in s.workers
     )
     made = enter_restarting(
-        s, now, f"level 2, a clean process for {why}: not counted", "renew", pods=pods, renewed=True,
+        s, now, f"level 2, a clean process for {why}: not counted", "renew", workers=workers, renewed=True,
         last_level=2,
     )  # fmt: skip
     if made.status.phase is Phase.FAILED:
         return made
     step = made.status.step
     return made._replace(
-        effects=(*(Renew(step, pod.name, pod.uid, pod.renew) for pod in broken), *made.effects)
+        effects=(*(Renew(step, worker.name, worker.uid, worker.renew) for worker in broken), *made.effects)
     )
 
 
@@ -128,23 +134,27 @@ def _worn(s: Status) -> Transition:
     """A clean process found the same. Broken io of single nodes that can be spared is their hardware; for
     anything else no machine can be blamed: a human is called, and training goes on with what there is.
     """
-    broken = [pod for pod in s.pods if pod.renew]
-    why = "; ".join(f"{pod.name}: {pod.renew}" for pod in broken)
-    away = {pod.name for pod in broken if pod.renew.startswith("io.") and feasible(s, pod.node_name)}
-    if len(broken) == len(away) < len(s.pods):
-        pods = tuple(edit(pod, faulty=pod.renew, renew="") if pod.renew else pod for pod in s.pods)
-        return note(s, f"level 2 did not help, so it is the node: {why}", "renew", pods=pods)
-    pods = tuple(edit(pod, renew="") for pod in s.pods)
-    made = note(s, f"level 2 did not help, and no machine can be blamed: {why}", "renew", pods=pods)
+    broken = [worker for worker in s.workers if worker.renew]
+    why = "; ".join(f"{worker.name}: {worker.renew}" for worker in broken)
+    away = {
+        worker.name for worker in broken if worker.renew.startswith("io.") and feasible(s, worker.node_name)
+    }
+    if len(broken) == len(away) < len(s.workers):
+        workers = tuple(
+            edit(worker, faulty=worker.renew, renew="") if worker.renew else worker for worker in s.workers
+        )
+        return note(s, f"level 2 did not help, so it is the node: {why}", "renew", workers=workers)
+    workers = tuple(edit(worker, renew="") for worker in s.workers)
+    made = note(s, f"level 2 did not help, and no machine can be blamed: {why}", "renew", workers=workers)
     return made._replace(effects=(Page(made.status.step, f"renew.{names_of(broken)}", made.reason),))
 
 
 def decide_refund(s: Status, now: float) -> Transition:
     """All accounts were alike when training started, so whoever stands higher was charged since."""
-    before = max(pod.retries for pod in s.pods) - 1
-    pods = tuple(edit(pod, retries=min(pod.retries, before)) for pod in s.pods)
+    before = max(worker.retries for worker in s.workers) - 1
+    workers = tuple(edit(worker, retries=min(worker.retries, before)) for worker in s.workers)
     reason = f"the charge of incarnation {s.incarnation} is given back: {s.held}"
-    return note(s, reason, "refund", pods=pods, recover_count=before, charged=False)
+    return note(s, reason, "refund", workers=workers, recover_count=before, charged=False)
 
 
 def decide_release(s: Status, now: float) -> Transition:
@@ -158,6 +168,6 @@ def decide_release(s: Status, now: float) -> Transition:
             "release",
         )  # fmt: skip
     if s.phase is Phase.TROUBLESHOOTING:
-        return enter_troubleshooting(over, now, reason, "release", pods=s.pods)
+        return enter_troubleshooting(over, now, reason, "release", workers=s.workers)
     deadline = max(s.deadline, now + s.spec.last_call_s) if s.deadline else 0.0
     return note(over, reason, "release", deadline=deadline)

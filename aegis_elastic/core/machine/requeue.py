@@ -53,20 +53,20 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
     if is_independent(s):
         return nothing(s, "nobody leads this job's ranks: they have ended with their agents")
     if _taken_away(s, now):
-        before = max(pod.retries for pod in s.pods) - 1
-        pods = tuple(edit(pod, retries=min(pod.retries, before)) for pod in s.pods)
-        s = amend(s, pods=pods, recover_count=before)
-    if retry_accounts.exceeded((pod.retries for pod in s.pods), s.spec.max_retry):
-        worst = max(pod.retries for pod in s.pods)
+        before = max(worker.retries for worker in s.workers) - 1
+        workers = tuple(edit(worker, retries=min(worker.retries, before)) for worker in s.workers)
+        s = amend(s, workers=workers, recover_count=before)
+    if retry_accounts.exceeded((worker.retries for worker in s.workers), s.spec.max_retry):
+        worst = max(worker.retries for worker in s.workers)
         return fail(
             amend(s, attempt=e.attempt),
             f"retries used up before the requeue: {worst} failures, at most {s.spec.max_retry} allowed",
             "requeued",
         )
     # The charge of a failure whose recovery the scheduler cut short stands.
-    count = retry_accounts.recover_count((pod.retries for pod in s.pods), s.spec.max_retry)
+    count = retry_accounts.recover_count((worker.retries for worker in s.workers), s.spec.max_retry)
     fresh: dict[str, Any] = {
-        "pods": (), "spares": (), "checks": (), "clues": (), "root": "", "marks": (), "held": "",
+        "workers": (), "spares": (), "checks": (), "clues": (), "root": "", "marks": (), "held": "",
         "held_until": 0.0, "suspended": "", "entries": 0, "charged": False, "renewed": False,
     }  # fmt: skip
     return move(
@@ -81,8 +81,13 @@ def _taken_away(s: Status, now: float) -> bool:
     them was missed before the new start was told, and none came back. A failure was told by its agent, and
     a lost node's neighbours lived on.
     """
-    lost = s.phase is Phase.RESTARTING and s.charged and not s.last_root and any(pod.gone for pod in s.pods)
-    if not lost or (s.suspended and not all(pod.gone for pod in s.pods)):
+    lost = (
+        s.phase is Phase.RESTARTING
+        and s.charged
+        and not s.last_root
+        and any(worker.gone for worker in s.workers)
+    )
+    if not lost or (s.suspended and not all(worker.gone for worker in s.workers)):
         return False
-    ended_at = [pod.updated_timestamp if pod.gone else now for pod in s.pods]
+    ended_at = [worker.updated_timestamp if worker.gone else now for worker in s.workers]
     return max(ended_at) - min(ended_at) <= TAKEN_AWAY_S

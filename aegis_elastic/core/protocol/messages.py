@@ -89,7 +89,7 @@ class ReportData(msgspec.Struct, frozen=True, omit_defaults=True):
 _WIRE_NAMES = {
     "aegis_name": "AegisName",
     "aegis_namespace": "AegisNamespace",
-    "pod_name": "podName",
+    "worker": "podName",
     "time_stamp": "timeStamp",
     "seq_num": "seqNum",
 }
@@ -98,7 +98,7 @@ _WIRE_NAMES = {
 class _Head(msgspec.Struct, frozen=True, kw_only=True, rename=_WIRE_NAMES):
     aegis_name: str
     aegis_namespace: str
-    pod_name: str
+    worker: str
     type: MessageType
     phase: WirePhase
     time_stamp: float
@@ -113,7 +113,7 @@ class _Envelope(_Head, frozen=True, kw_only=True):
 
 
 class Message(_Head, frozen=True, kw_only=True):
-    """One message. `pod_name` is who speaks, or "master" for the master to all.
+    """One message. `worker` is who speaks, or "master" for the master to all.
 
     `data` is an `Order` for an Order and a `ReportData` for the other types. `time_stamp` is wall time in
     seconds at the sender: information only, clocks differ. `uid` names the life of the agent that speaks
@@ -172,7 +172,7 @@ def _checked(envelope: _Envelope) -> Message:
     else:
         data = _report_decoder.decode(envelope.data)
         _check_report(data)
-    for name in ("aegis_name", "aegis_namespace", "pod_name"):
+    for name in ("aegis_name", "aegis_namespace", "worker"):
         value = getattr(envelope, name)
         if not 0 < len(value) <= NAME_CHARS_MAX:
             raise BadMessage(f"cannot read a message: {_WIRE_NAMES[name]} has {len(value)} characters")
@@ -256,7 +256,7 @@ def events_of(message: Message) -> tuple[Event, ...]:
         Independent(end.worker, end.incarnation, end.reason, end.failures, end.ended)
         for end in sorted(data.independent, key=lambda end: end.incarnation)
     ]
-    worker, uid, incarnation = message.pod_name, message.uid, message.incarnation
+    worker, uid, incarnation = message.worker, message.uid, message.incarnation
     if data.store:
         events.append(Offer(worker, uid, data.store))
     if message.type is MessageType.FINISH:

@@ -98,7 +98,7 @@ def wanted(status: Status) -> Order:
         seq_num=status.seq_num,
         incarnation=status.incarnation,
         action=action,
-        seats=seating(status.pods),
+        seats=seating(status.workers),
         store=status.store,
         checks=status.checks,
         restart_count=max(status.incarnation - 1, 0),

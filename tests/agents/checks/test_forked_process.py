@@ -97,8 +97,8 @@ def test_it_ends_with_the_launcher_and_nobody_forks_from_threads() -> None:
 def test_nobody_forks_from_whom_a_device_is_open() -> None:
     said = launcher(
         """
-        from aegis_elastic.agents import forked
-        forked.DEVICES = ("/dev/zero",)  # stands for a card's
+        from aegis_elastic.agents.checks import forked_process
+        forked_process.DEVICES = ("/dev/zero",)  # stands for a card's
         process = fork_checks()
         with open("/dev/zero"):
             print(fork_checks())

@@ -116,7 +116,7 @@ def test_the_desk_tells_of_waiting_spares_only_and_once() -> None:
     def report(worker: str, facts: object, uid: str = "") -> None:
         watched = {"fitness": msgspec.Raw(msgspec.json.encode(facts))}
         message = Message(
-            aegis_name="job", aegis_namespace="default", pod_name=worker, type=MessageType.ACK,
+            aegis_name="job", aegis_namespace="default", worker=worker, type=MessageType.ACK,
             phase=WirePhase.BOOTCHECK, time_stamp=1.0, seq_num=1, uid=uid or f"uid-{worker}", incarnation=0,
             data=ReportData(state="spare", watched=watched),
         )  # fmt: skip

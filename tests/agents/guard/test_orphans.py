@@ -11,8 +11,9 @@ from tests.agents.processes import ended
 # A launcher with a child of our own and one that leaves behind a helper that is deaf to SIGTERM.
 LAUNCHER = r"""
 import os, subprocess, sys
-from aegis_elastic.agents import forked, strays
-forked_checks = forked.fork_checks()
+from aegis_elastic.agents.checks import forked_process
+from aegis_elastic.agents.guard import orphans
+forked_checks = forked_process.fork_checks()
 DEAF = "import os, signal as s; s.signal(s.SIGTERM, s.SIG_IGN); print(os.getpid(), flush=True); s.pause()"
 LEAVER = (
     "import subprocess, sys\n"
@@ -20,14 +21,14 @@ LEAVER = (
     "started = subprocess.Popen(helper, start_new_session=True, stdout=subprocess.PIPE)\n"
     "print(started.stdout.readline().decode())\n"
 )
-strays.adopt()
+orphans.adopt()
 ours = subprocess.Popen([sys.executable, "-m", "aegis_elastic.checks"], stdin=subprocess.PIPE)
 leaver = subprocess.run([sys.executable, "-S", "-c", LEAVER, DEAF], stdout=subprocess.PIPE, text=True)
 print(int(leaver.stdout), ours.pid, flush=True)
 sys.stdin.readline()
 while b"-m aegis_elastic.checks" not in open(f"/proc/{forked_checks.pid}/cmdline", "rb").read():
     pass
-print(strays.end(), ours.poll(), forked_checks.poll(), flush=True)
+print(orphans.end(), ours.poll(), forked_checks.poll(), flush=True)
 sys.stdin.readline()
 forked_checks.discard()
 ours.kill()

@@ -194,7 +194,8 @@ def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(
     monkeypatch.setattr(shared_folder, "_SHM", tmp_path)
     living = SharedFolder()
     script = (
-        "from pathlib import Path; from aegis_elastic.agents import shared_folder as f; import os, sys\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from aegis_elastic.agents.watch import shared_folder as f\n"
         f"f._SHM = Path({str(tmp_path)!r}); f.SharedFolder(); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

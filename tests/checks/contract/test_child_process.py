@@ -194,14 +194,14 @@ def test_when_the_parent_is_killed_the_checks_die_with_it(tmp_path: Path) -> Non
     script = tmp_path / "runner.py"
     script.write_text(
         "import os, signal, sys\n"
-        "from aegis_elastic.checks import frame\n"
+        "from aegis_elastic.checks.contract import child_process\n"
         "def rank(note):\n"
         "    print('PID', os.getpid(), file=sys.stderr, flush=True)\n"
         "    while True: signal.pause()\n"
         "def check(note):\n"
         "    print('PID', os.getpid(), file=sys.stderr, flush=True)\n"
-        "    list(frame.run([frame.task('rank 0', rank, 60)]))\n"
-        "list(frame.run([frame.task('health', check, 60)]))\n"
+        "    list(child_process.run([child_process.task('rank 0', rank, 60)]))\n"
+        "list(child_process.run([child_process.task('health', check, 60)]))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True, env=env) as runner:

@@ -35,8 +35,10 @@ class Office:
 
     def finish(self) -> None:
         status = self.status
-        for pod in status.pods:
-            self.step(Finish(pod.name, pod.uid, status.incarnation, status.seq_num, store="127.0.0.1:1"))
+        for worker in status.workers:
+            self.step(
+                Finish(worker.name, worker.uid, status.incarnation, status.seq_num, store="127.0.0.1:1")
+            )
 
     def step(self, *events: Event) -> Status:
         done = []
@@ -53,7 +55,7 @@ class Office:
         watched = {"boundary": msgspec.Raw(msgspec.json.encode(facts))}
         state = "finished" if kind is MessageType.FINISH else "running"
         message = Message(
-            aegis_name="job", aegis_namespace="default", pod_name=worker, type=kind, phase=WirePhase.COMMAND,
+            aegis_name="job", aegis_namespace="default", worker=worker, type=kind, phase=WirePhase.COMMAND,
             time_stamp=1.0, seq_num=self.status.seq_num, uid=f"uid-{worker}",
             incarnation=self.status.incarnation, data=ReportData(state=state, watched=watched),
         )  # fmt: skip
@@ -191,8 +193,8 @@ def test_an_end_with_a_tracker_that_nobody_can_read_is_doubted_once(office: Offi
     assert (noted.code, noted.worker) == (FALSE_SUCCESS, "a")
     assert "latest_checkpointed_iteration.txt" in noted.detail
     office.take()
-    pod = office.status.pods[0]
-    office.step(Finish("a", pod.uid, office.status.incarnation, office.status.seq_num))
+    worker = office.status.workers[0]
+    office.step(Finish("a", worker.uid, office.status.incarnation, office.status.seq_num))
     office.hear("a", kind=MessageType.FINISH, unread="/c/latest_checkpointed_iteration.txt")
     assert office.fed == []
 

@@ -16,7 +16,7 @@ from aegis_elastic.core.protocol.messages import Message, MessageType, ReportDat
 
 STATUS = create(JobSpec("job", "default", 1, 1, 0), 0.0)
 MESSAGE = Message(
-    aegis_name="job", aegis_namespace="default", pod_name="w0", type=MessageType.ACK,
+    aegis_name="job", aegis_namespace="default", worker="w0", type=MessageType.ACK,
     phase=WirePhase.BOOTCHECK, data=ReportData(), time_stamp=0.0, seq_num=1, uid="u", incarnation=0,
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ class Listener:
         self.seen: list[str] = []
 
     def heard(self, message: Message, now_s: float) -> None:
-        self.seen.append(message.pod_name)
+        self.seen.append(message.worker)
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         self.seen.append(status.phase.value)

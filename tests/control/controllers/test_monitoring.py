@@ -180,7 +180,7 @@ def test_what_a_worker_says_of_its_usage_is_kept_if_it_makes_sense_and_goes_with
 
 def reported(facts: bytes) -> Message:
     return Message(
-        aegis_name="job", aegis_namespace="team", pod_name="a", type=MessageType.ACK, phase=WirePhase.COMMAND,
+        aegis_name="job", aegis_namespace="team", worker="a", type=MessageType.ACK, phase=WirePhase.COMMAND,
         data=ReportData(watched={"monitor": msgspec.Raw(facts)}), time_stamp=0.0, seq_num=1, uid="u",
         incarnation=1,
     )  # fmt: skip

@@ -59,9 +59,11 @@ class Office:
         assert self.status.phase is Phase.RUN_COMMAND
 
     def finish(self) -> None:
-        for pod in self.status.pods:
+        for worker in self.status.workers:
             self.step(
-                Finish(pod.name, pod.uid, self.status.incarnation, self.status.seq_num, store="127.0.0.1:1")
+                Finish(
+                    worker.name, worker.uid, self.status.incarnation, self.status.seq_num, store="127.0.0.1:1"
+                )
             )
 
     def step(self, *events: Event) -> None:
@@ -96,7 +98,7 @@ class Office:
         }  # fmt: skip
         watched = {"progress": msgspec.Raw(msgspec.json.encode(facts))}
         message = Message(
-            aegis_name="job", aegis_namespace="default", pod_name=worker, type=kind, phase=WirePhase.COMMAND,
+            aegis_name="job", aegis_namespace="default", worker=worker, type=kind, phase=WirePhase.COMMAND,
             time_stamp=1.0, seq_num=self.status.seq_num, uid=f"uid-{worker}",
             incarnation=incarnation or self.status.incarnation,
             data=ReportData(state="running", watched=watched),

@@ -265,7 +265,7 @@ def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used:
         assert len(relief) == (used == 3)
         office.happens(*relief)
         office.recorded.everybody_finishes(time.time() - BEGIN)
-        seated = [pod.name for pod in office.recorded.status.pods]
+        seated = [worker.name for worker in office.recorded.status.workers]
         if used == 3:
             assert seated == ["w0", "w2"]
             assert not office.recorded.status.error_nodes, "nothing was found broken there"
@@ -298,21 +298,21 @@ def test_a_policy_that_observes_only_says_that_a_spare_would_take_over() -> None
 # ------------------------------------------------------------ the brake
 
 
-def finish(recorded: Recorded, worker: str, *findings: Finding) -> Message:
+def finish(recorded: Recorded, name: str, *findings: Finding) -> Message:
     s = recorded.status
-    pod = s.pod(worker)
-    assert pod is not None
+    worker = s.worker(name)
+    assert worker is not None
     data = ReportData(state="finished", findings=findings)
     return Message(
         aegis_name="job",
         aegis_namespace="default",
-        pod_name=worker,
+        worker=name,
         type=MessageType.FINISH,
         phase=WirePhase.TROUBLESHOOT,
         data=data,
         time_stamp=time.time(),
         seq_num=s.seq_num,
-        uid=pod.uid,
+        uid=worker.uid,
         incarnation=s.incarnation,
     )
 
@@ -379,9 +379,9 @@ def first_checks(nodes: int, broken: int) -> tuple[Recorded, list[str]]:
     recorded.status = msgspec.structs.replace(
         recorded.status,
         phase=Phase.BOOT_CHECKING,
-        pods=tuple(
-            msgspec.structs.replace(pod, finished=False, inner_phase=Phase.BOOT_CHECKING)
-            for pod in recorded.status.pods
+        workers=tuple(
+            msgspec.structs.replace(worker, finished=False, inner_phase=Phase.BOOT_CHECKING)
+            for worker in recorded.status.workers
         ),
     )
     desk = BrakeDesk(
@@ -391,8 +391,8 @@ def first_checks(nodes: int, broken: int) -> tuple[Recorded, list[str]]:
     for number in range(nodes):
         found = (GPU,) if number < broken else ()
         desk.heard(finish(recorded, f"w{number}", *found), 0.0)
-        pod = recorded.status.pods[number]
-        recorded.add(100, Finish(pod.name, pod.uid, 1, recorded.status.seq_num, found, "127.0.0.1:1"))
+        worker = recorded.status.workers[number]
+        recorded.add(100, Finish(worker.name, worker.uid, 1, recorded.status.seq_num, found, "127.0.0.1:1"))
     # The desk's turn comes before the machine's.
     recorded.at(100, *desk.turn(0.0))
     return recorded, pages

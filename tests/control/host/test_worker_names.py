@@ -33,7 +33,7 @@ def test_a_chosen_name_that_lives_here_is_refused(tmp_path: Path) -> None:
 
 def test_a_killed_launcher_gives_its_name_back(tmp_path: Path) -> None:
     hold = (
-        "import sys\nfrom pathlib import Path\nfrom aegis_elastic.control import worker_names\n"
+        "import sys\nfrom pathlib import Path\nfrom aegis_elastic.control.host import worker_names\n"
         "with worker_names.held(Path(sys.argv[1]), 'node', chosen=True):\n"
         "    print('held', flush=True)\n    sys.stdin.read()\n"
     )

@@ -48,16 +48,16 @@ class Told:
             pass
 
     def finish(self, **findings: tuple[Finding, ...]) -> None:
-        for pod in self.status.pods:
-            ids = (pod.name, pod.uid, self.status.incarnation, self.status.seq_num)
-            self.tell(Finish(*ids, findings.get(pod.name, ()), "", (CHECK,)))
+        for worker in self.status.workers:
+            ids = (worker.name, worker.uid, self.status.incarnation, self.status.seq_num)
+            self.tell(Finish(*ids, findings.get(worker.name, ()), "", (CHECK,)))
         self.settle()
 
-    def error(self, worker: str, *failures: Failure, clock: tuple[float, float] | None = None) -> None:
-        pod = self.status.pod(worker)
-        assert pod is not None
+    def error(self, name: str, *failures: Failure, clock: tuple[float, float] | None = None) -> None:
+        worker = self.status.worker(name)
+        assert worker is not None
         seq_num = self.status.seq_num
-        self.tell(Error(worker, pod.uid, self.status.incarnation, seq_num, "failed", failures, clock=clock))
+        self.tell(Error(name, worker.uid, self.status.incarnation, seq_num, "failed", failures, clock=clock))
 
 
 def test_a_failure_is_concluded_when_all_start_again() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from aegis_elastic.core.accounts.record import BadRecord, Records, join, seats_id, split
 from aegis_elastic.core.events import Error, Finish, Reconcile
 from aegis_elastic.core.machine import create, step
-from aegis_elastic.core.model import JobSpec, Phase, PodInfo, Status
+from aegis_elastic.core.model import JobSpec, Phase, Status, Worker
 from aegis_elastic.store.values import VALUE_BYTES_MAX
 from tests.core.machine.walks import Choice, Walk, moves, specs
 
@@ -42,32 +42,34 @@ def test_a_master_may_die_between_the_job_record_and_the_workers(spec: JobSpec, 
     for before, _, made, _ in Walk(spec, walk).steps:
         found = join(split(made.status).job, split(before).workers)
         # At most a store address is missing, never group rank 0's and never an old one in its place.
-        offered = {pod.name: pod.store for pod in made.status.pods}
-        assert all(pod.store in ("", offered[pod.name]) for pod in found.pods)
+        offered = {worker.name: worker.store for worker in made.status.workers}
+        assert all(worker.store in ("", offered[worker.name]) for worker in found.workers)
         assert without_stores(found) == without_stores(made.status)
-        assert [pod.store for pod in found.pods[:1]] == [pod.store for pod in made.status.pods[:1]]
+        assert [worker.store for worker in found.workers[:1]] == [
+            worker.store for worker in made.status.workers[:1]
+        ]
 
 
 def without_stores(status: Status) -> tuple[object, ...]:
-    pods = tuple(msgspec.structs.replace(pod, store="") for pod in status.pods)
-    others = (getattr(status, name) for name in Status.__struct_fields__ if name != "pods")
-    return pods, *others
+    workers = tuple(msgspec.structs.replace(worker, store="") for worker in status.workers)
+    others = (getattr(status, name) for name in Status.__struct_fields__ if name != "workers")
+    return workers, *others
 
 
-def big_job(workers: int) -> Status:
+def big_job(count: int) -> Status:
     """A job of that many workers in RunCommand."""
-    spec = JobSpec("job", "default", workers, workers, max_retry=1000, troubleshoot="off")
-    pods = tuple(
-        PodInfo(
+    spec = JobSpec("job", "default", count, count, max_retry=1000, troubleshoot="off")
+    workers = tuple(
+        Worker(
             f"node-{n:05d}.cluster.local", f"u{n:032d}", f"node-{n:05d}", "10.1.2.3", 8, Phase.PENDING,
             finished=True, updated_timestamp=float(n), store=f"10.1.2.3:{n}",
         )
-        for n in range(workers)
+        for n in range(count)
     )  # fmt: skip
-    status = msgspec.structs.replace(create(spec, 0.0), pods=pods)
+    status = msgspec.structs.replace(create(spec, 0.0), workers=workers)
     status = step(status, Reconcile(), 5.0).status
-    ready = tuple(msgspec.structs.replace(pod, finished=True) for pod in status.pods)
-    status = step(msgspec.structs.replace(status, pods=ready), Reconcile(), 6.5).status
+    ready = tuple(msgspec.structs.replace(worker, finished=True) for worker in status.workers)
+    status = step(msgspec.structs.replace(status, workers=ready), Reconcile(), 6.5).status
     assert status.phase is Phase.RUN_COMMAND
     return status
 
@@ -80,7 +82,7 @@ def test_sixteen_thousand_workers_fit_into_a_small_record() -> None:
     assert records.seats_id == seats_id(records.job) != ""
     assert join(records.job, records.workers, records.seats) == status
     failed = step(
-        status, Error(status.pods[7].name, status.pods[7].uid, 1, status.seq_num, "exit code 1"), 8.0
+        status, Error(status.workers[7].name, status.workers[7].uid, 1, status.seq_num, "exit code 1"), 8.0
     ).status
     after = split(failed, status)
     assert after.workers == {}, "a failure is in the job record alone"
@@ -90,19 +92,19 @@ def test_sixteen_thousand_workers_fit_into_a_small_record() -> None:
 
 def test_it_fits_while_sixteen_thousand_are_exceptions_one_after_the_other() -> None:
     status = big_job(16_000)
-    root = status.pods[0]
+    root = status.workers[0]
     failed = step(status, Error(root.name, root.uid, 1, status.seq_num, "exit code 1"), 8.0).status
     status = step(failed, Reconcile(), 8.0).status
-    pods = tuple(
+    workers = tuple(
         msgspec.structs.replace(
-            pod,
-            uid=hashlib.md5(pod.uid.encode()).hexdigest(),
+            worker,
+            uid=hashlib.md5(worker.uid.encode()).hexdigest(),
             finished=n > 0,
             updated_timestamp=9.0 + n / 1e4,
         )
-        for n, pod in enumerate(status.pods)
+        for n, worker in enumerate(status.workers)
     )
-    status = msgspec.structs.replace(status, pods=pods)
+    status = msgspec.structs.replace(status, workers=workers)
     records = split(status)
     assert len(records.job) < VALUE_BYTES_MAX
     assert join(records.job, records.workers, records.seats) == status
@@ -110,34 +112,38 @@ def test_it_fits_while_sixteen_thousand_are_exceptions_one_after_the_other() -> 
 
 def test_it_fits_when_every_worker_has_failed_with_many_words() -> None:
     status = big_job(1000)
-    for pod in status.pods[:300]:
-        words = f"{pod.name}: " + hashlib.sha256(pod.name.encode()).hexdigest() * 70
-        status = step(status, Error(pod.name, pod.uid, status.incarnation, status.seq_num, words), 8.0).status
+    for worker in status.workers[:300]:
+        words = f"{worker.name}: " + hashlib.sha256(worker.name.encode()).hexdigest() * 70
+        status = step(
+            status, Error(worker.name, worker.uid, status.incarnation, status.seq_num, words), 8.0
+        ).status
         status = step(status, Reconcile(), 8.0).status
-        done = tuple(msgspec.structs.replace(each, finished=True) for each in status.pods)
-        status = step(msgspec.structs.replace(status, pods=done), Reconcile(), 9.0).status
+        done = tuple(msgspec.structs.replace(each, finished=True) for each in status.workers)
+        status = step(msgspec.structs.replace(status, workers=done), Reconcile(), 9.0).status
     assert status.incarnation == 301
     assert len(split(status).job) < VALUE_BYTES_MAX / 4
 
 
 def test_a_finish_touches_one_workers_record_only() -> None:
     status = big_job(600)
-    pod = status.pods[5]
-    finished = step(status, Finish(pod.name, pod.uid, 1, status.seq_num, store="10.1.2.3:9"), 8.0).status
-    assert set(split(finished, status).workers) == {pod.name}
+    worker = status.workers[5]
+    finished = step(
+        status, Finish(worker.name, worker.uid, 1, status.seq_num, store="10.1.2.3:9"), 8.0
+    ).status
+    assert set(split(finished, status).workers) == {worker.name}
 
 
 def test_stores_that_are_used_up_are_not_written_one_by_one() -> None:
     status = big_job(600)
     offered = tuple(
-        msgspec.structs.replace(pod, store=f"10.1.2.3:{n + 1}") for n, pod in enumerate(status.pods)
+        msgspec.structs.replace(worker, store=f"10.1.2.3:{n + 1}") for n, worker in enumerate(status.workers)
     )
-    status = msgspec.structs.replace(status, pods=offered)
+    status = msgspec.structs.replace(status, workers=offered)
     stored = dict(split(status).workers)
-    root = status.pods[7]
+    root = status.workers[7]
     failed = step(status, Error(root.name, root.uid, 1, status.seq_num, "exit code 1"), 8.0).status
     after = step(failed, Reconcile(), 8.0).status
-    assert {pod.store for pod in after.pods} == {""}
+    assert {worker.store for worker in after.workers} == {""}
     records = split(after, status)
     assert records.workers == {}
     assert join(records.job, stored, records.seats) == after

@@ -58,23 +58,25 @@ class Run:
             pass
 
     def finish_all(self, **told: tuple[Finding, ...]) -> None:
-        for n, pod in enumerate(self.status.pods):
-            check = CheckResult("gpu", pod.name not in told, "looked", self.now, 0.1)
+        for n, worker in enumerate(self.status.workers):
+            check = CheckResult("gpu", worker.name not in told, "looked", self.now, 0.1)
             parts = {"stop_s": 0.2 + n, "diagnose_s": 0.05 + n}
-            ids = (pod.name, pod.uid, self.status.incarnation, self.status.seq_num)
-            self.tell(Finish(*ids, told.get(pod.name, ()), "", (check,), parts))
+            ids = (worker.name, worker.uid, self.status.incarnation, self.status.seq_num)
+            self.tell(Finish(*ids, told.get(worker.name, ()), "", (check,), parts))
         self.settle()
 
-    def error(self, worker: str, *failures: Failure, reason: str = "exit code 1") -> None:
-        pod = self.status.pod(worker)
-        assert pod
+    def error(self, name: str, *failures: Failure, reason: str = "exit code 1") -> None:
+        worker = self.status.worker(name)
+        assert worker
         seq_num, parts = self.status.seq_num, {"detect_s": 0.01}
-        self.tell(Error(worker, pod.uid, self.status.incarnation, seq_num, reason, failures, timings_s=parts))
+        self.tell(
+            Error(name, worker.uid, self.status.incarnation, seq_num, reason, failures, timings_s=parts)
+        )
 
     def started_all(self) -> None:
-        for n, pod in enumerate(self.status.pods):
+        for n, worker in enumerate(self.status.workers):
             parts = {"rendezvous_s": 0.1 + n, "start_s": 1.0 + n}
-            self.tell(Started(pod.name, pod.uid, self.status.incarnation, parts))
+            self.tell(Started(worker.name, worker.uid, self.status.incarnation, parts))
 
     def report(self) -> Report:
         return build(self.lines, self.status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aegis_elastic.core.accounts.status_view import status_view
 from aegis_elastic.core.events import Error, Join, Reconcile
 from aegis_elastic.core.machine import create, step
-from aegis_elastic.core.model import JobSpec, Phase, PodInfo
+from aegis_elastic.core.model import JobSpec, Phase, Worker
 from aegis_elastic.core.protocol.orders import wanted
 from aegis_elastic.core.rank_assignment import first_order, seating
 from tests.core.machine.walks import Walk
@@ -13,8 +13,8 @@ from tests.core.machine.walks import Walk
 
 def test_the_view_has_exactly_the_fields_of_the_interface() -> None:
     run = Walk(JobSpec("job", "team", 2, 2, 3, generation=4), [(0, 0, 11), (0, 0, 11)])
-    pod = run.status.pods[1]
-    run.tell(Error(pod.name, pod.uid, 1, run.status.seq_num, "exit code 1"))
+    worker = run.status.workers[1]
+    run.tell(Error(worker.name, worker.uid, 1, run.status.seq_num, "exit code 1"))
     run.tell(Reconcile())
     view = status_view(run.status, {"bus": "up"})
     assert list(view) == [
@@ -34,7 +34,7 @@ def test_an_error_node_is_shown_with_its_reason() -> None:
     status = create(JobSpec("job", "default", 1, 1, 0), 0.0)
     assert status_view(status, {})["errorNodes"] == []
     run = Walk(JobSpec("job", "default", 2, 2, 3), [(0, 0, 11)] * 2)
-    run.tell(Error("w0", run.status.pods[0].uid, 1, run.status.seq_num, "x"))
+    run.tell(Error("w0", run.status.workers[0].uid, 1, run.status.seq_num, "x"))
     run.tell(Reconcile())
     for event in run._events("finding", "w0", 0):
         run.tell(event)
@@ -45,21 +45,21 @@ def test_an_error_node_is_shown_with_its_reason() -> None:
     assert (node["nodeName"], node["reason"], node["kind"]) == ("node-w0-False", "gpu.bad", "hardware")
 
 
-def pod(name: str, ordinal: int = -1, nproc: int = 1) -> PodInfo:
-    return PodInfo(name, f"{name}/1", f"node-{name}", "10.0.0.1", nproc, Phase.PENDING, ordinal=ordinal)
+def worker(name: str, ordinal: int = -1, nproc: int = 1) -> Worker:
+    return Worker(name, f"{name}/1", f"node-{name}", "10.0.0.1", nproc, Phase.PENDING, ordinal=ordinal)
 
 
 def test_who_gave_a_node_rank_has_it() -> None:
-    came = (pod("c"), pod("b", 2), pod("a", 0), pod("d"))
+    came = (worker("c"), worker("b", 2), worker("a", 0), worker("d"))
     assert [seat.worker for seat in seating(first_order(came))] == ["a", "c", "b", "d"]
 
 
 def test_a_node_rank_beyond_the_world_comes_last() -> None:
-    assert [p.name for p in first_order((pod("a", 7), pod("b", 0)))] == ["b", "a"]
+    assert [p.name for p in first_order((worker("a", 7), worker("b", 0)))] == ["b", "a"]
 
 
 def test_global_ranks_are_consecutive_over_unequal_workers() -> None:
-    seats = seating((pod("a", nproc=2), pod("b", nproc=8), pod("c", nproc=1)))
+    seats = seating((worker("a", nproc=2), worker("b", nproc=8), worker("c", nproc=1)))
     assert [(seat.group_rank, seat.rank_offset, seat.nproc) for seat in seats] == [
         (0, 0, 2),
         (1, 2, 8),

@@ -53,7 +53,7 @@ from aegis_elastic.core.events import (
     Untaint,
 )
 from aegis_elastic.core.machine import create, step
-from aegis_elastic.core.model import JobSpec, NodeMark, Phase, PodInfo, Verdict
+from aegis_elastic.core.model import JobSpec, NodeMark, Phase, Verdict, Worker
 from aegis_elastic.core.protocol.orders import wanted
 from aegis_elastic.core.rank_assignment import Seat
 
@@ -106,25 +106,25 @@ class Player:
 
     def summary(self) -> str:
         s = self.status
-        workers = ", ".join(_worker(pod, s.phase) for pod in s.pods)
-        spares = ", ".join(f"{pod.name} (fit)" if pod.fit else pod.name for pod in s.spares)
+        workers = ", ".join(_worker(worker, s.phase) for worker in s.workers)
+        spares = ", ".join(f"{worker.name} (fit)" if worker.fit else worker.name for worker in s.spares)
         spares = f" + {spares}" if spares else ""
         counts = f"incarnation {s.incarnation} seq {s.seq_num} count {s.recover_count}"
         marks = "".join(f" ! {_mark(mark)}" for mark in s.marks)
         held = f" held until {s.held_until:g}" if s.held else ""
         return f"= {s.phase.value} {counts}{held} | {workers}{spares}{marks}".rstrip()
 
-    def pods(self, words: list[str]) -> list[PodInfo]:
+    def workers(self, words: list[str]) -> list[Worker]:
         if words == ["all"]:
-            return list(self.status.pods)
-        known = {pod.name: pod for pod in (*self.status.pods, *self.status.spares)}
+            return list(self.status.workers)
+        known = {worker.name: worker for worker in (*self.status.workers, *self.status.spares)}
         return [known[name] for name in words]
 
-    def ids(self, pod: PodInfo, options: dict[str, str]) -> dict[str, Any]:
+    def ids(self, worker: Worker, options: dict[str, str]) -> dict[str, Any]:
         """The identity of a message: current, unless the scenario says otherwise."""
         return {
-            "worker": pod.name,
-            "uid": options.get("uid", pod.uid),
+            "worker": worker.name,
+            "uid": options.get("uid", worker.uid),
             "incarnation": int(options.get("incarnation", self.status.incarnation)),
             "seq_num": int(options.get("seq", self.status.seq_num)),
         }
@@ -155,25 +155,25 @@ class Player:
             yield self.tell(Join(name, uid, node, "10.0.0.1", nproc, ordinal))
 
     def do_lost(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
-        agents = tuple((pod.name, options.get("uid", pod.uid)) for pod in self.pods(words))
+        agents = tuple((worker.name, options.get("uid", worker.uid)) for worker in self.workers(words))
         yield self.tell(Lost(agents, "connection closed"))
 
     def do_offer(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
-        (pod,) = self.pods(words[:1])
-        yield self.tell(Offer(pod.name, options.get("uid", pod.uid), words[1]))
+        (worker,) = self.workers(words[:1])
+        yield self.tell(Offer(worker.name, options.get("uid", worker.uid), words[1]))
 
     def do_finish(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         """`finding=check:code:scope` is a check that did not pass; `store=` what it holds ready."""
         found = options.get("finding")
         findings = (Finding(*found.split(":")),) if found else ()
-        for pod in self.pods(words):
+        for worker in self.workers(words):
             store = options.get("store", "")
-            yield self.tell(Finish(**self.ids(pod, options), findings=findings, store=store))
+            yield self.tell(Finish(**self.ids(worker, options), findings=findings, store=store))
 
     def do_error(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
-        (pod,) = self.pods(words[:1])
+        (worker,) = self.workers(words[:1])
         clues = (options["clue"],) if "clue" in options else ()
-        yield self.tell(Error(**self.ids(pod, options), reason=" ".join(words[1:]), clues=clues))
+        yield self.tell(Error(**self.ids(worker, options), reason=" ".join(words[1:]), clues=clues))
 
     def do_independent(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         incarnation = int(options.get("incarnation", self.status.incarnation))
@@ -208,7 +208,7 @@ class Player:
         yield self.tell(Relieve(f"node-{words[0]}", " ".join(words[1:])))
 
     def do_fit(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
-        (spare,) = self.pods(words[:1])
+        (spare,) = self.workers(words[:1])
         reason = " ".join(words[1:])
         yield self.tell(Fit(spare.name, options.get("uid", spare.uid), not reason, reason))
 
@@ -266,13 +266,13 @@ class Player:
         yield self.status.fail_reason or "it has not failed"
 
 
-def _worker(pod: PodInfo, phase: Phase) -> str:
-    notes = [note for note in ("finished", "gone", "restarted", "failed") if getattr(pod, note)]
-    notes += [f"faulty {pod.faulty}"] if pod.faulty else []
-    notes += ["to renew"] if pod.renew else []
-    notes += ["to relieve"] if pod.relieve else []
-    notes += [f"still {pod.inner_phase.value}"] if pod.inner_phase is not phase else []
-    return f"{pod.name} {pod.retries}" + (f" ({', '.join(notes)})" if notes else "")
+def _worker(worker: Worker, phase: Phase) -> str:
+    notes = [note for note in ("finished", "gone", "restarted", "failed") if getattr(worker, note)]
+    notes += [f"faulty {worker.faulty}"] if worker.faulty else []
+    notes += ["to renew"] if worker.renew else []
+    notes += ["to relieve"] if worker.relieve else []
+    notes += [f"still {worker.inner_phase.value}"] if worker.inner_phase is not phase else []
+    return f"{worker.name} {worker.retries}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _mark(mark: NodeMark) -> str:

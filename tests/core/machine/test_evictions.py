@@ -20,7 +20,7 @@ def evicted() -> Walk:
     """Two workers train, a checked spare waits, and the second one's node is slow."""
     run = Walk(JobSpec("job", "default", 2, 2, 3), [(0, 0, 11)] * 2)
     assert run.status.phase is Phase.RUN_COMMAND
-    slow = run.status.pods[1]
+    slow = run.status.workers[1]
     run.tell(Join("w4", "w4/1", "node-w4", "10.0.0.9", 2))
     run.tell(Fit("w4", "w4/1", True))
     run.tell(Mark(slow.node_name, slow.name, Verdict.SLOW, "31 % behind its peers for 50 steps"))
@@ -38,7 +38,7 @@ def test_the_journal_shows_mark_boundary_and_eviction_in_that_order_and_replays(
     told = [line.transition for line in run.lines if line.transition in ("marked", "saved", "evict")]
     assert told == ["marked", "saved", "evict"]
     assert run.status.phase is Phase.RESTARTING
-    assert [pod.name for pod in run.status.pods] == ["w0", "w4"]
+    assert [worker.name for worker in run.status.workers] == ["w0", "w4"]
     assert journal.replay(journal.read([journal.encode_line(line) for line in run.lines])).ok
 
 

@@ -15,7 +15,7 @@ from tests.core.machine.walks import KINDS, NAMES, Choice, Step, Walk, moves, sp
 
 
 def retries_of(status: Status) -> list[int]:
-    return [pod.retries for pod in status.pods]
+    return [worker.retries for worker in status.workers]
 
 
 def exceeded(status: Status) -> bool:
@@ -47,12 +47,14 @@ def test_nobody_is_charged_twice_for_one_end(spec: JobSpec, walk: list[Choice]) 
         grown = after.recover_count - before.recover_count
         back = made.name in ("refund", "saved")
         assert grown in ((0, -1) if back else (0, 1)), "one bump a step"
-        kept = {pod.name: pod.retries for pod in before.pods}
-        raised = [pod for pod in after.pods if pod.retries > kept.get(pod.name, pod.retries)]
+        kept = {worker.name: worker.retries for worker in before.workers}
+        raised = [
+            worker for worker in after.workers if worker.retries > kept.get(worker.name, worker.retries)
+        ]
         entered_run = after.incarnation > before.incarnation and not isinstance(event, Independent)
         if raised and not entered_run and made.name not in ("shrink", "merged"):
             assert before.phase is Phase.RUN_COMMAND, "counted in RunCommand only"
-            assert all(pod.retries == kept[pod.name] + 1 for pod in raised)
+            assert all(worker.retries == kept[worker.name] + 1 for worker in raised)
         if grown > 0 and after.phase is not Phase.FAILED:
             charged[before.incarnation] += 1
     assert all(times == 1 for times in charged.values())
@@ -146,13 +148,13 @@ def test_a_quit_is_obeyed_at_the_next_turn(spec: JobSpec, walk: list[Choice]) ->
 def test_names_are_unique_and_no_seat_is_on_a_bad_node(spec: JobSpec, walk: list[Choice]) -> None:
     for before, _, made, _ in Walk(spec, walk).steps:
         s = made.status
-        names = [pod.name for pod in (*s.pods, *s.spares)]
+        names = [worker.name for worker in (*s.workers, *s.spares)]
         assert len(names) == len(set(names))
-        assert len(s.pods) <= spec.worker_num
+        assert len(s.workers) <= spec.worker_num
         if s.incarnation > before.incarnation:
             # What an operator taints while it runs goes on until it comes anew.
             bad = {node.node_name for node in s.error_nodes if node.kind != "manual"}
-            assert not any(pod.node_name in bad for pod in s.pods), "training runs on a bad node"
+            assert not any(worker.node_name in bad for worker in s.workers), "training runs on a bad node"
 
 
 @given(specs(), moves)
@@ -181,9 +183,9 @@ def test_a_node_is_evicted_only_marked_allowed_safe_and_replaceable(
             mark.node_name == node and mark.evict and (mark.safe or mark.verdict is Verdict.DESYNC)
             for mark in before.marks
         )
-        stay = [pod for pod in before.pods if pod.node_name != node and not pod.gone]
+        stay = [worker for worker in before.workers if worker.node_name != node and not worker.gone]
         fit = [spare for spare in before.spares if spare.fit and spare.node_name != node]
-        assert len(stay) >= spec.min_worker_num or len(stay) + len(fit) >= len(before.pods)
+        assert len(stay) >= spec.min_worker_num or len(stay) + len(fit) >= len(before.workers)
         assert retries_of(after) == retries_of(before), "not counted"
 
 
@@ -202,8 +204,8 @@ def test_an_agent_renews_itself_once_a_recovery(spec: JobSpec, walk: list[Choice
 @given(specs(), moves)
 def test_checks_only_condemn_in_their_own_round(spec: JobSpec, walk: list[Choice]) -> None:
     for before, event, made, _ in Walk(spec, walk).steps:
-        faulty = {pod.name for pod in made.status.pods if pod.faulty}
-        new = faulty - {pod.name for pod in before.pods if pod.faulty}
+        faulty = {worker.name for worker in made.status.workers if worker.faulty}
+        new = faulty - {worker.name for worker in before.workers if worker.faulty}
         if new and made.name != "renew":  # what a clean process found again
             assert isinstance(event, Finish)
             assert before.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
@@ -233,12 +235,12 @@ class Twin:
         before, event, made, _ = told
         after = made.status
         if made.name == "error":
-            (failed,) = (pod.name for pod in before.pods if pod.failed)
+            (failed,) = (worker.name for worker in before.workers if worker.failed)
             self._charge(failed)
         elif made.name == "lost" and before.phase is Phase.RUN_COMMAND:
-            for pod in before.pods:
-                if pod.restarted:
-                    self._charge(pod.name)
+            for worker in before.workers:
+                if worker.restarted:
+                    self._charge(worker.name)
         elif made.name == "merged" and isinstance(event, Independent):
             if before.phase is Phase.RUN_COMMAND:
                 self._charge(event.worker)
@@ -248,8 +250,8 @@ class Twin:
             worst = max(self.counts.values())
             self.counts = {name: min(count, worst - 1) for name, count in self.counts.items()}
         elif made.name == "shrink":
-            worst = max(self._of(pod.name) for pod in before.pods)
-            self.counts[after.pods[0].name] = worst
+            worst = max(self._of(worker.name) for worker in before.workers)
+            self.counts[after.workers[0].name] = worst
         elif made.name == "advance" and after.phase is Phase.RUN_COMMAND:
             self._align(after)
         self._hand_over(before, after)
@@ -263,17 +265,17 @@ class Twin:
 
     def _align(self, after: Status) -> None:
         highest = 0
-        for pod in after.pods:
-            highest = max(highest, self._of(pod.name))
-        self.counts = {pod.name: min(highest, self.limit) for pod in after.pods}
+        for worker in after.workers:
+            highest = max(highest, self._of(worker.name))
+        self.counts = {worker.name: min(highest, self.limit) for worker in after.workers}
 
     def _hand_over(self, before: Status, after: Status) -> None:
         """A spare that steps in takes the account with the seat; one who left starts anew when it is back."""
-        if len(before.pods) == len(after.pods):
-            for old, new in zip(before.pods, after.pods, strict=True):
+        if len(before.workers) == len(after.workers):
+            for old, new in zip(before.workers, after.workers, strict=True):
                 if old.name != new.name and before.phase is not Phase.PENDING:
                     self.counts[new.name] = self.counts.pop(old.name, 0)
-        seated = {pod.name for pod in after.pods}
+        seated = {worker.name for worker in after.workers}
         self.counts = {name: count for name, count in self.counts.items() if name in seated}
 
 
@@ -282,8 +284,8 @@ def test_accounts_are_those_of_the_dumb_twin(spec: JobSpec, walk: list[Choice]) 
     twin = Twin(spec.max_retry)
     for told in Walk(spec, walk).steps:
         twin.enter(told)
-        for pod in told.made.status.pods:
-            assert pod.retries == twin.counts.get(pod.name, 0), (told.made.name, pod.name)
+        for worker in told.made.status.workers:
+            assert worker.retries == twin.counts.get(worker.name, 0), (told.made.name, worker.name)
 
 
 @settings(max_examples=20)

@@ -39,7 +39,7 @@ from aegis_elastic.core.events import (
     Untaint,
 )
 from aegis_elastic.core.machine import Transition, step
-from aegis_elastic.core.model import CheckResult, Failure, JobSpec, Phase, PodInfo, Status, Verdict
+from aegis_elastic.core.model import CheckResult, Failure, JobSpec, Phase, Status, Verdict, Worker
 
 NAMES = ("w0", "w1", "w2", "w3", "w4")
 KINDS = (
@@ -107,28 +107,28 @@ class Walk:
         s = self.status
         if kind == "forward":
             # Everybody does what is ordered, and the controller has its turns: how runs get somewhere.
-            if s.phase is Phase.PENDING and not s.pods:
-                yield from (self._join(worker, how) for worker in NAMES[: s.spec.worker_num])
+            if s.phase is Phase.PENDING and not s.workers:
+                yield from (self._join(name, how) for name in NAMES[: s.spec.worker_num])
                 yield from (Reconcile() for _ in NAMES)
             if s.phase is Phase.RUN_COMMAND and how < 10:  # a run that succeeds has nothing more to tell
-                yield self._one("error", s.pods[how % len(s.pods)], 9)
+                yield self._one("error", s.workers[how % len(s.workers)], 9)
             else:
-                yield from [self._finish(pod, 11) for pod in self.status.pods]
+                yield from [self._finish(worker, 11) for worker in self.status.workers]
             yield from (Reconcile(), Reconcile())
         elif kind == "boundary" and s.phase is Phase.RUN_COMMAND:
             # All that it takes to evict a node, in an order that leads there.
-            worst = s.pods[how % len(s.pods)]
+            worst = s.workers[how % len(s.workers)]
             yield from (Fit(spare.name, spare.uid, how < 9) for spare in s.spares)
             yield Mark(worst.node_name, worst.name, Verdict.SLOW, "behind")
             yield Evict(worst.node_name, "persisted")
             yield from (_OF_NODES["saved"](self, worst, how), Reconcile())
         elif kind == "relieve" and s.phase is Phase.RUN_COMMAND:
             # Likewise, to have a spare take the place of one that fails.
-            worst = s.pods[how % len(s.pods)]
+            worst = s.workers[how % len(s.workers)]
             yield from (Fit(spare.name, spare.uid, how < 9) for spare in s.spares)
             yield from (self._one("error", worst, 9), Reconcile())
             yield Relieve(worst.node_name, "failed too often today")
-            yield from (self._finish(pod, 11) for pod in self.status.pods)
+            yield from (self._finish(worker, 11) for worker in self.status.workers)
             yield Reconcile()
         elif kind == "late":
             self.now += 10.0 * 2**how
@@ -136,94 +136,106 @@ class Walk:
         elif kind == "quit":
             yield Quit("asked") if how == 0 else Reconcile()
         elif kind == "lost_together":
-            yield Lost(tuple((pod.name, pod.uid) for pod in s.pods[how % 2 :]), "rack")
+            yield Lost(tuple((worker.name, worker.uid) for worker in s.workers[how % 2 :]), "rack")
         else:
-            pod = s.pod(name) or next((spare for spare in s.spares if spare.name == name), _nobody(name))
-            yield self._one(kind, pod, how)
+            worker = s.worker(name) or next(
+                (spare for spare in s.spares if spare.name == name), _nobody(name)
+            )
+            yield self._one(kind, worker, how)
 
-    def _one(self, kind: str, pod: PodInfo, how: int) -> Event:
-        uid, incarnation, seq_num = self._ids(pod, how)
+    def _one(self, kind: str, worker: Worker, how: int) -> Event:
+        uid, incarnation, seq_num = self._ids(worker, how)
         if kind == "join":
-            return self._join(pod.name, how)
+            return self._join(worker.name, how)
         if kind == "lost":
-            return Lost(((pod.name, uid),), "killed")
+            return Lost(((worker.name, uid),), "killed")
         if kind == "finish":
-            return self._finish(pod, how)
+            return self._finish(worker, how)
         if kind == "finding":
             scope = SCOPES[how - 6] if how > 5 else "hardware"
             finding = Finding(CHECKS[how % 6], f"{CHECKS[how % 6]}.bad", scope)
             check = CheckResult(finding.check, False, "bad", self.now, 0.5, finding.finding, finding.scope)
             return Finish(
-                pod.name, pod.uid, self.status.incarnation, self.status.seq_num, (finding,), checks=(check,)
+                worker.name,
+                worker.uid,
+                self.status.incarnation,
+                self.status.seq_num,
+                (finding,),
+                checks=(check,),
             )
         if kind == "error":
-            failures = (failure(pod, self.now, exit_code=1),) if how % 2 else ()
+            failures = (failure(worker, self.now, exit_code=1),) if how % 2 else ()
             return Error(
-                pod.name, uid, incarnation, seq_num, "exit code 1", failures, ("network",) * (how % 3 == 0),
+                worker.name, uid, incarnation, seq_num, "exit code 1", failures,
+                ("network",) * (how % 3 == 0),
                 timings_s={"detect_s": 0.01},
             )  # fmt: skip
         if kind == "offer":
-            return Offer(pod.name, uid, f"10.0.0.1:{4000 + how}")
+            return Offer(worker.name, uid, f"10.0.0.1:{4000 + how}")
         if kind == "started":
-            return Started(pod.name, uid, incarnation, {"start_s": 0.1 * how})
+            return Started(worker.name, uid, incarnation, {"start_s": 0.1 * how})
         if kind in ("slow", "unmark", "allow", "act"):
-            return _of_mark(kind, pod, how)
+            return _of_mark(kind, worker, how)
         if kind in _OF_NODES:
-            return _OF_NODES[kind](self, pod, how)
+            return _OF_NODES[kind](self, worker, how)
         if kind == "independent":
-            failures = (failure(pod, self.now, signal="SIGKILL"),)
-            return Independent(pod.name, incarnation, "SIGKILL", failures, ended=how == 11)
+            failures = (failure(worker, self.now, signal="SIGKILL"),)
+            return Independent(worker.name, incarnation, "SIGKILL", failures, ended=how == 11)
         return Reconcile()
 
-    def _ids(self, pod: PodInfo, how: int) -> tuple[str, int, int]:
+    def _ids(self, worker: Worker, how: int) -> tuple[str, int, int]:
         """The identity of a message: mostly current, sometimes of what is over."""
-        uid = "nobody" if how == 0 else pod.uid
+        uid = "nobody" if how == 0 else worker.uid
         return uid, self.status.incarnation - (how == 1), self.status.seq_num - (how == 2)
 
     def _join(self, name: str, how: int) -> Join:
-        known = self.status.pod(name)
+        known = self.status.worker(name)
         uid = known.uid if how == 3 and known and known.uid else f"{name}/{self.now:g}"
         node = "node-shared" if how in (4, 8, 10) else f"node-{name}-{how == 5}"
         return Join(name, uid, node, "10.0.0.1", 1 + how % 2, how - 6 if how > 6 else -1)
 
-    def _finish(self, pod: PodInfo, how: int) -> Finish:
-        uid, incarnation, seq_num = self._ids(pod, how)
+    def _finish(self, worker: Worker, how: int) -> Finish:
+        uid, incarnation, seq_num = self._ids(worker, how)
         store = f"10.0.0.1:{seq_num}" if how > 5 else ""
         timings_s = {"stop_s": 0.1, "diagnose_s": 0.01 * how}
-        return Finish(pod.name, uid, incarnation, seq_num, store=store, timings_s=timings_s)
+        return Finish(worker.name, uid, incarnation, seq_num, store=store, timings_s=timings_s)
 
 
-def _of_mark(kind: str, pod: PodInfo, how: int) -> Event:
+def _of_mark(kind: str, worker: Worker, how: int) -> Event:
     verdict = Verdict.SLOW if how < 7 else Verdict.DESYNC
     if kind == "slow":
-        return Mark(pod.node_name, pod.name, verdict, f"behind by {how}")
+        return Mark(worker.node_name, worker.name, verdict, f"behind by {how}")
     if kind == "unmark":
-        return Unmark(pod.node_name, verdict, "caught up")
+        return Unmark(worker.node_name, verdict, "caught up")
     if kind == "allow":
-        return Evict(pod.node_name, "persisted")
-    return Act(pod.name, "manual" if how == 0 else verdict.value, "persisted")
+        return Evict(worker.node_name, "persisted")
+    return Act(worker.name, "manual" if how == 0 else verdict.value, "persisted")
 
 
 # Nodes and dependencies are not what most runs are about: some are rarer still than their kind.
-_OF_NODES: dict[str, Callable[[Walk, PodInfo, int], Event]] = {
-    "saved": lambda walk, pod, how: Saved(walk.status.highest_step + how - 1, f"ckpt/{how}", "dcp", walk.now),
-    "fit": lambda walk, pod, how: Fit(pod.name, pod.uid, how > 1, "gpu.slow"),
-    "relieve": lambda walk, pod, how: Relieve(pod.node_name, "failed too often today"),
-    "taint": lambda walk, pod, how: (
+_OF_NODES: dict[str, Callable[[Walk, Worker, int], Event]] = {
+    "saved": lambda walk, worker, how: Saved(
+        walk.status.highest_step + how - 1, f"ckpt/{how}", "dcp", walk.now
+    ),
+    "fit": lambda walk, worker, how: Fit(worker.name, worker.uid, how > 1, "gpu.slow"),
+    "relieve": lambda walk, worker, how: Relieve(worker.node_name, "failed too often today"),
+    "taint": lambda walk, worker, how: (
         Taint("node-shared", "bad", "manual", walk.now + 9.0 * how) if how < 3 else Reconcile()
     ),
-    "untaint": lambda walk, pod, how: Untaint("node-shared", "repaired"),
-    "hold": lambda walk, pod, how: Hold("storage is down", walk.now + 10.0 * how),
-    "release": lambda walk, pod, how: Release("storage is back"),
-    "progress": lambda walk, pod, how: Progress(10 * how),
-    "noted": lambda walk, pod, how: Noted(pod.name, pod.node_name, "memory.leak", "12 MB/min", walk.now),
+    "untaint": lambda walk, worker, how: Untaint("node-shared", "repaired"),
+    "hold": lambda walk, worker, how: Hold("storage is down", walk.now + 10.0 * how),
+    "release": lambda walk, worker, how: Release("storage is back"),
+    "progress": lambda walk, worker, how: Progress(10 * how),
+    "noted": lambda walk, worker, how: Noted(
+        worker.name, worker.node_name, "memory.leak", "12 MB/min", walk.now
+    ),
 }
 
 
-def failure(pod: PodInfo, time: float, exit_code: int | None = None, signal: str | None = None) -> Failure:
+def failure(worker: Worker, time: float, exit_code: int | None = None, signal: str | None = None) -> Failure:
     """One rank that failed."""
-    return Failure(0, 0, time, exit_code, signal, last_lines=("last words of " + pod.name,))
+    return Failure(0, 0, time, exit_code, signal, last_lines=("last words of " + worker.name,))
 
 
-def _nobody(name: str) -> PodInfo:
-    return PodInfo(name, "nobody", "node-of-nobody", "10.0.0.1", 1, Phase.PENDING)
+def _nobody(name: str) -> Worker:
+    return Worker(name, "nobody", "node-of-nobody", "10.0.0.1", 1, Phase.PENDING)

@@ -60,14 +60,14 @@ def test_made_anew_is_waited_for_and_not_counted() -> None:
 def test_all_cleared_is_one_retry_and_a_plain_job_that_has_an_end() -> None:
     made = step(waiting(), Cleared(("p0", "p1"), "p1 never came"), 158)
     status = made.status
-    assert (status.phase, status.mode, status.recover_count, status.pods) == (
+    assert (status.phase, status.mode, status.recover_count, status.workers) == (
         Phase.PENDING, Mode.INDEPENDENT, 1, (),
     )  # fmt: skip
     assert wanted(status).action is Action.INDEPENDENT
     for name in ("w0", "w1"):
         status = step(status, Join(name, f"{name}/2", name, "10.0.0.3", 1), 170).status
         status = step(status, Reconcile(), 170).status
-    assert [(pod.name, pod.retries) for pod in status.pods] == [("w0", 1), ("w1", 1)]
+    assert [(pod.name, pod.retries) for pod in status.workers] == [("w0", 1), ("w1", 1)]
     assert step(status, Reconcile(), 10_000).name == "wait", "nobody is waited for"
 
 

@@ -46,7 +46,7 @@ FULL = ReportData(
 
 def report(data: ReportData, kind: MessageType = MessageType.ACK, **changes: Any) -> Message:
     fields: dict[str, Any] = {
-        "aegis_name": "job", "aegis_namespace": "default", "pod_name": "w0", "phase": WirePhase.COMMAND,
+        "aegis_name": "job", "aegis_namespace": "default", "worker": "w0", "phase": WirePhase.COMMAND,
         "time_stamp": 1700000000.25, "seq_num": 7, "uid": "w0/1", "incarnation": 2,
     }  # fmt: skip
     return Message(type=kind, data=data, **{**fields, **changes})
@@ -54,7 +54,7 @@ def report(data: ReportData, kind: MessageType = MessageType.ACK, **changes: Any
 
 def order() -> Message:
     status = create(JobSpec("job", "default", 2, 2, 3), 0.0)
-    fields = {"pod_name": "master", "uid": "", "seq_num": 1, "incarnation": 0}
+    fields = {"worker": "master", "uid": "", "seq_num": 1, "incarnation": 0}
     head = {
         name: getattr(report(FULL), name) for name in ("aegis_name", "aegis_namespace", "phase", "time_stamp")
     }

@@ -242,7 +242,7 @@ def _report(victim: _Victim, draw: st.DataObject) -> dict[str, Any]:
     )
     kind = draw.draw(st.sampled_from([MessageType.ACK, MessageType.ERROR, MessageType.FINISH]))
     said = Message(
-        aegis_name=victim.job.name, aegis_namespace="default", pod_name=worker, type=kind,
+        aegis_name=victim.job.name, aegis_namespace="default", worker=worker, type=kind,
         phase=WirePhase.COMMAND, data=data, time_stamp=1.0, seq_num=victim.place.welcome.seq_num, uid=uid,
         incarnation=1,
     )  # fmt: skip

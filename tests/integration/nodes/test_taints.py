@@ -109,12 +109,13 @@ def _was_broken(shared: Path, node: str) -> None:
     script = (
         "import asyncio, sys, time\n"
         "from aegis_elastic.control.host.cluster import of_cluster\n"
-        "from aegis_elastic.core import nodes\n"
+        "from aegis_elastic.core.policy import node_records\n"
         "async def main():\n"
         "    scope = of_cluster(sys.argv[1], '')\n"
         "    found = time.time() - 90000\n"
-        "    taint = nodes.NodeTaint('gpu.missing', 'hardware', found, 'default/old/1', found + 86400)\n"
-        "    await scope.change(sys.argv[2], lambda record: nodes.tainted(record, taint))\n"
+        "    until = found + 86400\n"
+        "    taint = node_records.NodeTaint('gpu.missing', 'hardware', found, 'default/old/1', until)\n"
+        "    await scope.change(sys.argv[2], lambda record: node_records.tainted(record, taint))\n"
         "    await scope.close()\n"
         "asyncio.run(main())\n"
     )

@@ -52,7 +52,10 @@ class Recorded:
         s = self.status
         self.at(
             seconds,
-            *(Finish(pod.name, pod.uid, s.incarnation, s.seq_num, findings, "127.0.0.1:1") for pod in s.pods),
+            *(
+                Finish(worker.name, worker.uid, s.incarnation, s.seq_num, findings, "127.0.0.1:1")
+                for worker in s.workers
+            ),
             *more,
         )
 
@@ -108,10 +111,10 @@ def test_a_recorded_outage_under_other_policies(tmp_path: Path, capsys: pytest.C
     recorded.at(100, Act("w0", "manual", "an operator"))
     broken = Finding("gpu", "gpu.missing", "hardware")
     s = recorded.status
-    for pod in s.pods[:2]:
-        recorded.add(BEGIN + 110, Finish(pod.name, pod.uid, s.incarnation, s.seq_num, (broken,), ""))
-    for pod in s.pods[2:]:
-        recorded.add(BEGIN + 111, Finish(pod.name, pod.uid, s.incarnation, s.seq_num, (), ""))
+    for worker in s.workers[:2]:
+        recorded.add(BEGIN + 110, Finish(worker.name, worker.uid, s.incarnation, s.seq_num, (broken,), ""))
+    for worker in s.workers[2:]:
+        recorded.add(BEGIN + 111, Finish(worker.name, worker.uid, s.incarnation, s.seq_num, (), ""))
     recorded.at(111, Hold("2 of 4", BEGIN + 200))
     folder = recorded.save(tmp_path)
 

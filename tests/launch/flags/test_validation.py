@@ -8,7 +8,7 @@ import msgspec
 
 from aegis_elastic.control.publisher import ENVELOPE_BYTES_MAX
 from aegis_elastic.core.machine import create
-from aegis_elastic.core.model import JobSpec, Phase, PodInfo
+from aegis_elastic.core.model import JobSpec, Phase, Worker
 from aegis_elastic.core.protocol.messages import MESSAGE_BYTES_MAX
 from aegis_elastic.core.protocol.orders import wanted
 from aegis_elastic.launch.flags.validation import NODES_MAX, node_range
@@ -17,9 +17,9 @@ from aegis_elastic.launch.flags.validation import NODES_MAX, node_range
 def test_an_order_to_as_many_nodes_as_are_allowed_fits_into_a_message() -> None:
     """With names as long as a host's can be."""
     names = [f"{number:064}" for number in range(NODES_MAX)]
-    pods = tuple(PodInfo(name, uuid.uuid4().hex, name, "10.0.0.1", 8, Phase.RUN_COMMAND) for name in names)
+    workers = tuple(Worker(name, uuid.uuid4().hex, name, "10.0.0.1", 8, Phase.RUN_COMMAND) for name in names)
     begun = create(JobSpec("job", "default", NODES_MAX, 1, 3), 1.0)
-    order = wanted(msgspec.structs.replace(begun, pods=pods, phase=Phase.RUN_COMMAND))
+    order = wanted(msgspec.structs.replace(begun, workers=workers, phase=Phase.RUN_COMMAND))
     assert len(order.seats) == NODES_MAX
     assert len(msgspec.json.encode(order)) < MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX
 
