@@ -8,9 +8,9 @@ from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.properties.facts import FACTS, stale_is_rejected
 from proof.properties.invariants import INVARIANTS
+from proof.properties.places import SEATS
 from proof.properties.reliefs import RELIEFS
 from proof.properties.remedies import REMEDIES, REMEDY_INVARIANTS
-from proof.properties.seats import SEATS
 from proof.properties.steps import STEPS, decides
 from proof.worlds import NOW, World
 

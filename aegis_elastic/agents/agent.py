@@ -17,22 +17,29 @@ import msgspec
 
 from aegis_elastic.agents.body import Outcome
 from aegis_elastic.agents.checks import requests
-from aegis_elastic.agents.events import AtEnd, Met, NextStore, PeersEnded
+from aegis_elastic.agents.events import AllFinished, IncarnationEnded, NextStoreKnown, WorldFormed
 from aegis_elastic.agents.guard.client import GuardClient
 from aegis_elastic.agents.independence import CLOSE_S, PLANE_RETURN_S, IndependentBody
-from aegis_elastic.agents.mailbox import Signalled
+from aegis_elastic.agents.mailbox import SignalReceived
 from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, StoreGone
-from aegis_elastic.agents.plane.link import BusChanged, Farewell, Joined, NotJoined, Refused, RenewSelf
-from aegis_elastic.agents.ranks.exit_text import told, told_all
+from aegis_elastic.agents.plane.link import (
+    BusChanged,
+    FinalReportArrived,
+    Joined,
+    NotJoined,
+    ReexecRequested,
+    Refused,
+)
+from aegis_elastic.agents.ranks.exit_text import describe_exits, told
 from aegis_elastic.agents.ranks.rank_group import RankGroup
 from aegis_elastic.agents.standalone import unreported_ends
-from aegis_elastic.agents.standalone.unreported_ends import Ledger
+from aegis_elastic.agents.standalone.unreported_ends import UnreportedEnds
 from aegis_elastic.core.diagnosis.attribution import clues_of, says_fallback
 from aegis_elastic.core.model import Failure
-from aegis_elastic.core.protocol.directives import Look
+from aegis_elastic.core.protocol.directives import OperatorCheck
 from aegis_elastic.core.protocol.messages import MessageType, ReportData
 from aegis_elastic.core.protocol.orders import Action, Order
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +67,9 @@ class AegisElasticAgent(IndependentBody):
         self._parked = False
 
     def _on_item(self, item: object) -> None:
-        if self._leaving and not isinstance(item, (Signalled, Farewell)):
+        if self._leaving and not isinstance(item, (SignalReceived, FinalReportArrived)):
             return  # We end: the ranks have their time, and no order may add to it or cut it.
-        if self._parked and not isinstance(item, (Signalled, Joined)):
+        if self._parked and not isinstance(item, (SignalReceived, Joined)):
             self._on_item_parked(item)
         elif isinstance(item, Order):
             self._on_order(item)
@@ -73,23 +80,23 @@ class AegisElasticAgent(IndependentBody):
             self._fall_back(item.reason)
         elif isinstance(item, Refused):
             self._on_refused(item)
-        elif isinstance(item, RenewSelf):
+        elif isinstance(item, ReexecRequested):
             self._on_renew(item)
         elif isinstance(item, BusChanged):
             self._on_bus(item)
-        elif isinstance(item, Farewell):
+        elif isinstance(item, FinalReportArrived):
             self._report = item.report
-        elif isinstance(item, Signalled):
+        elif isinstance(item, SignalReceived):
             self._on_signal(item.signum)
-        elif isinstance(item, PeersEnded) and item.peers is self._peers:
+        elif isinstance(item, IncarnationEnded) and item.peers is self._peers:
             self._on_peers_ended(item.peers.ended)
-        elif isinstance(item, NextStore) and item.peers is self._peers:
+        elif isinstance(item, NextStoreKnown) and item.peers is self._peers:
             self._on_next_store(item.address)
-        elif isinstance(item, Met):
+        elif isinstance(item, WorldFormed):
             self._on_met(item)
-        elif isinstance(item, AtEnd):
+        elif isinstance(item, AllFinished):
             self._on_end(item)
-        elif isinstance(item, Look):
+        elif isinstance(item, OperatorCheck):
             if self._looking is not None:
                 self._looking.begin(item)
         elif item in ("store", "look"):
@@ -108,21 +115,21 @@ class AegisElasticAgent(IndependentBody):
             return
         previous, self._order = self._order, order
         self._deadline = None
-        seat = self._seat(order)
-        if seat is not None:
-            self._fitness.forget()
+        assignment = self._seat(order)
+        if assignment is not None:
+            self._spare_fitness.forget()
         if order.action is Action.CLOSE:
             self._close(order)
         elif order.action is Action.INDEPENDENT:
             self._heard = order
             self._fall_back(order.reason or "not enough nodes reached the master in time")
-        elif seat is None:
+        elif assignment is None:
             self._say(MessageType.ACK, ReportData(state="spare"))
             if previous is None or self._seat(previous) is not None:
                 self._narrate("waiting as a spare: every seat of the job is taken")
             self._stop_then(self._wait_for_a_seat)
         elif order.action is Action.RUN:
-            self._on_run(order, seat)
+            self._on_run(order, assignment)
         else:
             self._heed()
             if order.action is Action.BOOTCHECK:
@@ -134,7 +141,7 @@ class AegisElasticAgent(IndependentBody):
                 self._check_meanwhile(order)
 
     def _wait_for_a_seat(self) -> None:
-        self._fitness.begin()
+        self._spare_fitness.begin()
         if self._spares is not None and not self._spares.expecting:
             try:
                 self._spares.expect(self.rehearse())
@@ -149,7 +156,7 @@ class AegisElasticAgent(IndependentBody):
                 self._old_peers.close()
             self._old_peers, self._peers = self._peers, None
             self._order, self._deadline = None, None
-            self._alone, self._ledger = False, Ledger()
+            self._alone, self._ledger = False, UnreportedEnds()
             self._stop_then(lambda: None)
         self._say_again()
 
@@ -179,13 +186,13 @@ class AegisElasticAgent(IndependentBody):
         """
         self._say(MessageType.ACK, ReportData(state="heard"))
 
-    def _on_run(self, order: Order, seat: Seat) -> None:
+    def _on_run(self, order: Order, assignment: RankAssignment) -> None:
         running = self._ranks
         if running is not None and running.incarnation == order.incarnation and not running.stopping:
             self._say_again()  # The start that this order tells of has been made: only its number is new.
             return
         self._heed()
-        self._stop_then(lambda: self._start(order, seat))
+        self._stop_then(lambda: self._start(order, assignment))
 
     def _end_by_plane(self, then: Callable[[], None]) -> None:
         """The plane ends the incarnation: stop at once, unless the agents have ended it by themselves
@@ -310,7 +317,7 @@ class AegisElasticAgent(IndependentBody):
         self._leaving, self._deadline = True, None
         self._stop_then(lambda: self._leave(code, refused.reason))
 
-    def _on_renew(self, told: RenewSelf) -> None:
+    def _on_renew(self, told: ReexecRequested) -> None:
         if self._from_start:
             return
         if not isinstance(self._guard, GuardClient):
@@ -373,7 +380,7 @@ class AegisElasticAgent(IndependentBody):
         self._leaving = ranks.stopping = True
         self._deadline = None
         self._stop_began_s = time.monotonic()
-        self._then = lambda: self._leave(128 + signum, f"ended by {name}: {told_all(ranks.failures())}")
+        self._then = lambda: self._leave(128 + signum, f"ended by {name}: {describe_exits(ranks.failures())}")
         self._guard.stop(0.0 if again else self._set.shutdown_timeout_s, signum)
 
 

@@ -25,9 +25,9 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs
 from aegis_elastic.agents.checks import requests
 from aegis_elastic.agents.checks.forked_process import ChecksProcess
 from aegis_elastic.agents.checks.requests import CheckSettings
-from aegis_elastic.agents.checks.runner import Checking
-from aegis_elastic.agents.checks.spare_fitness import Fitness
-from aegis_elastic.agents.events import NextStore, PeersEnded
+from aegis_elastic.agents.checks.runner import CheckRunner
+from aegis_elastic.agents.checks.spare_fitness import SpareFitness
+from aegis_elastic.agents.events import IncarnationEnded, NextStoreKnown
 from aegis_elastic.agents.guard import orphans
 from aegis_elastic.agents.guard.client import (
     Event,
@@ -36,26 +36,26 @@ from aegis_elastic.agents.guard.client import (
     GuardClient,
     GuardDied,
     GuardError,
-    Held,
     SpareGone,
+    SpareReady,
     Stopped,
 )
-from aegis_elastic.agents.mailbox import Inbox
-from aegis_elastic.agents.peers.stores import Peers, Shelf, StoreGone
+from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.agents.peers.stores import Peers, StoreGone, StorePool
 from aegis_elastic.agents.plane.link import Identity, PlaneLink
 from aegis_elastic.agents.ranks.rank_group import RankGroup
 from aegis_elastic.agents.ranks.torch_seam import SeamAgent
 from aegis_elastic.agents.ranks.warm_spares import SETTLE_S, Spares
 from aegis_elastic.agents.standalone.fallback import Meeting
-from aegis_elastic.agents.standalone.unreported_ends import Ledger
+from aegis_elastic.agents.standalone.unreported_ends import UnreportedEnds
 from aegis_elastic.agents.watch.contract import MakeWatcher, Watched, Watchers
-from aegis_elastic.agents.watch.operator_checks import Looking
+from aegis_elastic.agents.watch.operator_checks import OperatorCheckWatcher
 from aegis_elastic.core.accounts.report import Report
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult, Failure
 from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePhase
 from aegis_elastic.core.protocol.orders import WIRE_PHASE, Order
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.worker.environment import prepare_env
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class NodeBody(SeamAgent):
         log_line_prefix_template: str | None,
         identity: Identity,
         link: PlaneLink,
-        inbox: Inbox,
+        mailbox: Mailbox,
         settings: Settings,
         narrate: Callable[[str], None],
     ) -> None:
@@ -132,7 +132,7 @@ class NodeBody(SeamAgent):
         )
         self._me = identity
         self._link = link
-        self._inbox = inbox
+        self._mailbox = mailbox
         self._set = settings
         self._narrate = narrate
         self._selector = selectors.DefaultSelector()
@@ -140,20 +140,22 @@ class NodeBody(SeamAgent):
         # under torchrun's own agent the ranks are its children: nothing of ours can be held ready for it
         guard = self._guard
         self._spares = Spares(guard, settings.warm_spares) if isinstance(guard, GuardClient) else None
-        self._shelf = Shelf(identity.node_ip, lambda: inbox.put("store"))
+        self._stores = StorePool(identity.node_ip, lambda: mailbox.put("store"))
         self._order: Order | None = None
         self._ranks: RankGroup | None = None
         self._peers: Peers | None = None
         self._old_peers: Peers | None = None
-        self._checks = Checking(
+        self._checks = CheckRunner(
             identity, settings.checks, self._selector, narrate, self._conclude_checks, settings.first_checks
         )
-        look = partial(inbox.put, "look")
-        self._looking: Looking | None = None
+        look = partial(mailbox.put, "look")
+        self._looking: OperatorCheckWatcher | None = None
         self._watchers = Watchers((*settings.watchers, self._make_looking), look)
         gpus = requests.count_gpus()
-        self._fitness = Fitness(identity, settings.checks, settings.spare_checks, gpus, self._selector, look)
-        self._ledger = Ledger()
+        self._spare_fitness = SpareFitness(
+            identity, settings.checks, settings.spare_checks, gpus, self._selector, look
+        )
+        self._ledger = UnreportedEnds()
         self._generation = 0
         self._then: Callable[[], None] | None = None
         self._deadline: tuple[float, Callable[[], None]] | None = None
@@ -180,16 +182,16 @@ class NodeBody(SeamAgent):
             self._spares.moved(self._guard)
         self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
 
-    def _start_ranks(self, order: Order, seat: Seat) -> RankGroup:
+    def _start_ranks(self, order: Order, assignment: RankAssignment) -> RankGroup:
         """Start the ranks that the order seats here. SpawnError, GuardError."""
         assert isinstance(self._guard, GuardClient)
-        return RankGroup.start(self, self._guard, order, seat, self._generation, self._spares)
+        return RankGroup.start(self, self._guard, order, assignment, self._generation, self._spares)
 
     # ------------------------------------------------------------ the loop
 
     def supervise(self) -> Outcome:
         """Take part in the job until it ends for this node. Leaves nothing running."""
-        self._selector.register(self._inbox, selectors.EVENT_READ, self._drain_inbox)
+        self._selector.register(self._mailbox, selectors.EVENT_READ, self._drain_inbox)
         self._selector.register(self._guard, selectors.EVENT_READ, self._drain_guard)
         try:
             while self._outcome is None:
@@ -227,20 +229,20 @@ class NodeBody(SeamAgent):
     def _clear_up(self) -> None:
         self._watchers.close()
         self._checks.close()
-        self._fitness.forget()
+        self._spare_fitness.forget()
         self._guard.close()
         self.finish_ranks()
         seen = [peers for peers in (self._peers, self._old_peers) if peers is not None]
         for peers in seen:
             peers.close()
         # With a store of ours its clients' waiting ends, here and elsewhere.
-        self._shelf.close()
+        self._stores.close()
         for peers in seen:
             peers.join()
         self._selector.close()
 
     def _drain_inbox(self) -> None:
-        for item in self._inbox.drain():
+        for item in self._mailbox.drain():
             if self._outcome is None:
                 self._on_item(item)
 
@@ -252,7 +254,7 @@ class NodeBody(SeamAgent):
         for event in self._guard.events():
             if isinstance(event, GuardDied):
                 self._on_guard_died()
-            elif isinstance(event, (GatePassed, Held, SpareGone)):
+            elif isinstance(event, (GatePassed, SpareReady, SpareGone)):
                 if self._spares is not None:
                     self._spares.on_event(event)
             elif self._ranks is not None:
@@ -336,21 +338,21 @@ class NodeBody(SeamAgent):
 
     def _begin_checks(self) -> None:
         order = self._order
-        seat = self._seat(order) if order is not None else None
-        if order is None or seat is None or not order.checks:
+        assignment = self._seat(order) if order is not None else None
+        if order is None or assignment is None or not order.checks:
             self._checks.took_s = 0.0
             self._checks.found = (), ()
             return
-        if order.store and seat.group_rank == 0 and requests.needs_store(order):
-            self._shelf.use(order.store)
+        if order.store and assignment.group_rank == 0 and requests.needs_store(order):
+            self._stores.use(order.store)
         self._say(MessageType.ACK, ReportData(state="checking"))
-        self._checks.begin(order, seat)
+        self._checks.begin(order, assignment)
 
-    def _start(self, order: Order, seat: Seat) -> None:
+    def _start(self, order: Order, assignment: RankAssignment) -> None:
         began_s = time.monotonic()
-        workers = tuple(other.worker for other in order.seats)
-        if seat.group_rank == 0:
-            self._shelf.use(order.store)
+        workers = tuple(other.worker for other in order.assignments)
+        if assignment.group_rank == 0:
+            self._stores.use(order.store)
         if self._old_peers is not None:
             self._old_peers.close()
         self._old_peers, self._peers = self._peers, None
@@ -358,35 +360,37 @@ class NodeBody(SeamAgent):
         try:
             self._peers = Peers(
                 order.store,
-                seat.group_rank,
+                assignment.group_rank,
                 workers,
-                lambda peers: self._inbox.put(PeersEnded(peers)),
-                lambda peers, address: self._inbox.put(NextStore(peers, address)),
-                lambda: self._inbox.put("look"),
+                lambda peers: self._mailbox.put(IncarnationEnded(peers)),
+                lambda peers, address: self._mailbox.put(NextStoreKnown(peers, address)),
+                lambda: self._mailbox.put("look"),
             )
             rendezvous_s = time.monotonic() - began_s
-            self._ranks = self._start_ranks(order, seat)
+            self._ranks = self._start_ranks(order, assignment)
         except (StoreGone, GuardError, OSError) as error:
             self._narrate(f"cannot start training: {error}")
             self._fail(str(error), ())
             return
-        self._watch(order, seat, self._ranks)
+        self._watch(order, assignment, self._ranks)
         self._checks.due_s = time.monotonic() + SETTLE_S
         times = {"rendezvous_s": rendezvous_s, "start_s": time.monotonic() - began_s - rendezvous_s}
-        if seat.group_rank == 0:
+        if assignment.group_rank == 0:
             again = f", start number {order.incarnation}" if order.incarnation > 1 else ""
             self._narrate(f"training starts: {len(workers)} nodes, {_world_size(order)} ranks{again}")
         self._say(MessageType.ACK, ReportData(state="running", started=True, timings_s=times))
 
-    def _watch(self, order: Order, seat: Seat, ranks: RankGroup) -> None:
+    def _watch(self, order: Order, assignment: RankAssignment, ranks: RankGroup) -> None:
         pids = {rank: pid for rank, pid in ranks.pids.items() if pid}
         if pids:  # under the stock torchrun the ranks are not ours to look at
             world = _world_size(order)
             ranks.words = self._watchers.words
-            self._watchers.started(Watched(order.incarnation, seat, pids, ranks.logs, Path.cwd(), world))
+            self._watchers.started(
+                Watched(order.incarnation, assignment, pids, ranks.logs, Path.cwd(), world)
+            )
 
-    def _make_looking(self, wake: Callable[[], None]) -> Looking:
-        self._looking = Looking(self._me, self._set.checks, wake)
+    def _make_looking(self, wake: Callable[[], None]) -> OperatorCheckWatcher:
+        self._looking = OperatorCheckWatcher(self._me, self._set.checks, wake)
         return self._looking
 
     def _environment_of_rank(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -413,7 +417,7 @@ class NodeBody(SeamAgent):
                 WirePhase.BOOTCHECK,
                 0,
                 0,
-                ReportData(state="joining", store=self._shelf.ready),
+                ReportData(state="joining", store=self._stores.ready),
             )
             return
         self._report_on(order)
@@ -424,10 +428,10 @@ class NodeBody(SeamAgent):
         alive: tuple[str, ...] = tuple(sorted(self._peers.alive)) if self._peers is not None else ()
         full = msgspec.structs.replace(
             data,
-            store=self._shelf.ready,
+            store=self._stores.ready,
             independent=self._ledger.ends,
             alive=alive,
-            watched={**self._watchers.news(), **self._fitness.news()},
+            watched={**self._watchers.news(), **self._spare_fitness.news()},
         )
         self._link.report(kind, WirePhase(WIRE_PHASE[order.action]), order.seq_num, order.incarnation, full)
 
@@ -438,11 +442,16 @@ class NodeBody(SeamAgent):
         failures = self._ranks.failures() if self._ranks is not None else ()
         self._outcome = Outcome(code, reason, self._report, failures)
 
-    def _seat(self, order: Order) -> Seat | None:
+    def _seat(self, order: Order) -> RankAssignment | None:
         return next(
-            (seat for seat in order.seats if (seat.worker, seat.uid) == (self._me.worker, self._me.uid)), None
+            (
+                assignment
+                for assignment in order.assignments
+                if (assignment.worker, assignment.uid) == (self._me.worker, self._me.uid)
+            ),
+            None,
         )
 
 
 def _world_size(order: Order) -> int:
-    return sum(seat.nproc for seat in order.seats)
+    return sum(assignment.nproc for assignment in order.assignments)

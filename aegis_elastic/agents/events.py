@@ -9,14 +9,14 @@ from aegis_elastic.core.protocol.orders import Order
 
 
 @dataclass(frozen=True)
-class PeersEnded:
+class IncarnationEnded:
     """The incarnation's end was written into its store."""
 
     peers: Peers
 
 
 @dataclass(frozen=True)
-class NextStore:
+class NextStoreKnown:
     """The first agent said where the next incarnation's store is ("": it didn't)."""
 
     peers: Peers
@@ -24,7 +24,7 @@ class NextStore:
 
 
 @dataclass(frozen=True)
-class Met:
+class WorldFormed:
     """The agents have met without a master: the order that they follow, or None and why not."""
 
     order: Order | None
@@ -32,7 +32,7 @@ class Met:
 
 
 @dataclass(frozen=True)
-class AtEnd:
+class AllFinished:
     """Everybody's ranks are done (`met`), or the missing are not waited for any longer: leave with `code`."""
 
     peers: Peers

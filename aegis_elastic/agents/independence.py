@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from aegis_elastic.agents.body import NodeBody
-from aegis_elastic.agents.events import AtEnd, Met
+from aegis_elastic.agents.events import AllFinished, WorldFormed
 from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, StoreGone
 from aegis_elastic.agents.standalone import unreported_ends
 from aegis_elastic.agents.standalone.fallback import Fallback
@@ -114,14 +114,14 @@ class IndependentBody(NodeBody):
             self._stop_then(self._offer_next)
 
     def _offer_next(self) -> None:
-        seat = self._seat(self._order) if self._order is not None else None
-        if seat is None or seat.group_rank != 0 or self._peers is None:
+        assignment = self._seat(self._order) if self._order is not None else None
+        if assignment is None or assignment.group_rank != 0 or self._peers is None:
             return  # The first agent says where the next store is; `_on_next_store` goes on.
-        if not self._shelf.ready:
+        if not self._stores.ready:
             self._wait(0.1, self._offer_next)
             return
         try:
-            self._peers.publish_next(self._shelf.ready)
+            self._peers.publish_next(self._stores.ready)
         except StoreGone as error:
             self._leave(1, f"cannot restart together: {error}")
 
@@ -131,11 +131,11 @@ class IndependentBody(NodeBody):
             self._leave(1, "cannot restart together: the first node did not say where to meet")
             return
         following = unreported_ends.next_order(order, address)
-        seat = self._seat(following)
-        if seat is None:
+        assignment = self._seat(following)
+        if assignment is None:
             return
         self._order = following
-        self._stop_then(lambda: self._start(following, seat))
+        self._stop_then(lambda: self._start(following, assignment))
 
     def _back_in_step(self, order: Order) -> bool:
         """Whether the plane has caught up with what we did without it; then its orders count again."""
@@ -180,25 +180,25 @@ class IndependentBody(NodeBody):
         self._meet()
 
     def _meet(self) -> None:
-        if not self._shelf.ready:
+        if not self._stores.ready:
             self._wait(0.1, self._meet)
             return
         self._fallback = Fallback(
             self._set.meeting,
             self._me,
-            self._shelf.ready,
-            lambda order, why: self._inbox.put(Met(order, why)),
+            self._stores.ready,
+            lambda order, why: self._mailbox.put(WorldFormed(order, why)),
         )
 
-    def _on_met(self, met: Met) -> None:
-        seat = self._seat(met.order) if met.order is not None else None
-        if met.order is None or seat is None:
+    def _on_met(self, met: WorldFormed) -> None:
+        assignment = self._seat(met.order) if met.order is not None else None
+        if met.order is None or assignment is None:
             where = f"{self._set.meeting.host}:{self._set.meeting.port}"
             why = met.reason or "the other nodes went on without this one"
             self._leave(1, f"cannot meet the other nodes at {where}: {why}")
             return
         self._order = met.order
-        self._start(met.order, seat)
+        self._start(met.order, assignment)
 
     def _on_order_without_plane(self, order: Order) -> None:
         """One world without a plane: whoever can hear one goes with those who can't, and merely tells it."""
@@ -216,13 +216,15 @@ class IndependentBody(NodeBody):
 
     def _leave_together(self, code: int, reason: str) -> None:
         peers, order = self._peers, self._order
-        if peers is None or order is None or len(order.seats) == 1:
+        if peers is None or order is None or len(order.assignments) == 1:
             self._leave(code, reason)
             return
         patience_s = EXIT_PATIENCE_S if code == 0 else CLOSE_S
-        peers.meet_at_end(patience_s, lambda peers, met: self._inbox.put(AtEnd(peers, met, code, reason)))
+        peers.meet_at_end(
+            patience_s, lambda peers, met: self._mailbox.put(AllFinished(peers, met, code, reason))
+        )
 
-    def _on_end(self, end: AtEnd) -> None:
+    def _on_end(self, end: AllFinished) -> None:
         if end.peers is not self._peers:
             return  # Somebody failed while we waited, and everybody trains again.
         if not end.met:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 
-class Inbox:
+class Mailbox:
     """Items for a selector loop. `put` from any thread (and from signal handlers), `drain` from the
     loop's.
     """
@@ -52,24 +52,24 @@ class Inbox:
         os.close(self._write)
 
 
-class Signalled:
+class SignalReceived:
     """A signal that reached the launcher."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
 
 
-class SignalsToInbox:
+class SignalsToMailbox:
     """While active, these signals become items of the inbox instead of what they would do. Main thread
     only.
     """
 
-    def __init__(self, inbox: Inbox, signals: Iterable[int]) -> None:
-        self._inbox = inbox
+    def __init__(self, mailbox: Mailbox, signals: Iterable[int]) -> None:
+        self._mailbox = mailbox
         self._signals = tuple(signals)
         self._before: Mapping[int, Any] = {}
 
-    def __enter__(self) -> SignalsToInbox:
+    def __enter__(self) -> SignalsToMailbox:
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._catch) for signum in self._signals}
         return self
@@ -79,4 +79,4 @@ class SignalsToInbox:
             signal.signal(signum, handler)
 
     def _catch(self, signum: int, frame: FrameType | None) -> None:
-        self._inbox.put(Signalled(signum))
+        self._mailbox.put(SignalReceived(signum))

@@ -37,7 +37,7 @@ class Fenced(Exception):
     """Another master has changed the record: it leads now, and we must not go on."""
 
 
-class Keeper:
+class JobRecordStore:
     """Owns the record of one job in one store."""
 
     def __init__(self, store: Store) -> None:
@@ -83,7 +83,7 @@ class Keeper:
         """Make this status the record. Fenced if somebody else has written in between."""
         records = record.split(status, self._saved)
         if records.seats_id and records.seats_id != self._seats_id:
-            await self._put(f"{SEATS_PREFIX}.{records.seats_id}", records.seats)
+            await self._put(f"{SEATS_PREFIX}.{records.seats_id}", records.members)
             self._seats_id = records.seats_id
         try:
             if self._revision:
@@ -104,9 +104,9 @@ class Keeper:
         for value in names.values():
             workers[_worker_name(value)] = value
         seats_id = record.seats_id(job)
-        seats = await self._store.get(f"{SEATS_PREFIX}.{seats_id}") if seats_id else None
+        members = await self._store.get(f"{SEATS_PREFIX}.{seats_id}") if seats_id else None
         self._seats_id = seats_id
-        return record.join(job, workers, seats.value if seats else b"")
+        return record.join(job, workers, members.value if members else b"")
 
     async def _put_workers(self, workers: dict[str, bytes]) -> None:
         left = iter(workers.items())

@@ -27,21 +27,21 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message
 from aegis_elastic.control.controllers import platform_record, storm_guard
-from aegis_elastic.control.controllers.checkpoints import BoundaryDesk
-from aegis_elastic.control.controllers.monitoring import Monitoring
-from aegis_elastic.control.controllers.operator_checks import LookDesk
-from aegis_elastic.control.controllers.post_mortems import InquestDesk
-from aegis_elastic.control.controllers.progress import PaceDesk
-from aegis_elastic.control.controllers.spares import SpareDesk
+from aegis_elastic.control.controllers.checkpoints import CheckpointController
+from aegis_elastic.control.controllers.monitoring import MonitoringController
+from aegis_elastic.control.controllers.operator_checks import OperatorCheckController
+from aegis_elastic.control.controllers.post_mortems import PostMortemController
+from aegis_elastic.control.controllers.progress import ProgressController
+from aegis_elastic.control.controllers.spares import SpareController
 from aegis_elastic.control.host import config as plane_config
 from aegis_elastic.control.host.config import ADMIN_FILE, LOG_FILE, PlaneConfig, write_private
-from aegis_elastic.control.host.grpc_server import AddressTaken, Doors
-from aegis_elastic.control.job_record import Fenced, Keeper
+from aegis_elastic.control.host.grpc_server import AddressTaken, GrpcServer
+from aegis_elastic.control.job_record import Fenced, JobRecordStore
 from aegis_elastic.control.master import Master
-from aegis_elastic.control.publisher import Journal, Performer, set_aside
+from aegis_elastic.control.publisher import Journal, Publisher, set_aside
 from aegis_elastic.core.detection.liveness import Patience
 from aegis_elastic.core.events import Requeued
-from aegis_elastic.observe.controller import MetricsDesk
+from aegis_elastic.observe.controller import MetricsController
 from aegis_elastic.store.contract import StoreUnavailable
 from aegis_elastic.store.jetstream import JetStreamStore, bucket_name
 
@@ -81,7 +81,7 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
     keys = PlaneKeys.load(Path(config.bus.keys_file) if config.bus.url else config.path / "keys.json")
     certificate = tls.load_certificate(config.path)
     bus, system = await _connect(config, keys, certificate.pem, nats_port)
-    doors: Doors | None = None
+    doors: GrpcServer | None = None
     try:
         master, monitoring, run_dir = await _make_master(config, keys, bus, nats_port)
 
@@ -100,7 +100,7 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
         await bus.subscribe(subjects.report_wildcard(spec.namespace, spec.job_name), master.on_report)
         token = secrets.token_hex(16)
         secret = config.secret.encode() or None
-        doors = Doors(certificate, secret, token, master.greet, master.admin, monitoring.take, keys)
+        doors = GrpcServer(certificate, secret, token, master.greet, master.admin, monitoring.take, keys)
         port = doors.open(config.host, config.port)
         admin = {"endpoint": f"{config.host}:{port}", "certPem": certificate.pem, "token": token}
         write_private(run_dir / ADMIN_FILE, msgspec.json.encode(admin))
@@ -128,13 +128,13 @@ async def _lead_until_told(config: PlaneConfig, nats_port: int) -> None:
 
 async def _make_master(
     config: PlaneConfig, keys: PlaneKeys, bus: BusConnection, nats_port: int
-) -> tuple[Master, Monitoring, Path]:
+) -> tuple[Master, MonitoringController, Path]:
     """The master with the status that it goes on from, its desk for notes, and the run directory of this
     generation.
     """
     asked = config.spec
     store = await JetStreamStore.open(bus, bucket_name("aegis", asked.namespace, asked.job_name))
-    keeper = Keeper(store)
+    keeper = JobRecordStore(store)
     begun_at = time.time()
     begun = await keeper.open(asked, begun_at, resume=config.resume, leads=config.leads)
     spec = begun.status.spec
@@ -149,10 +149,10 @@ async def _make_master(
 
     book = Journal(run_dir)
     plane = {"kind": "embedded", "host": config.host, "pid": os.getpid(), "runDir": str(run_dir)}
-    performer = Performer(bus, spec.namespace, spec.job_name)
+    publisher = Publisher(bus, spec.namespace, spec.job_name)
     master = Master(
         keeper,
-        performer,
+        publisher,
         book,
         begun,
         begun_at,
@@ -167,24 +167,24 @@ async def _make_master(
     )
     if begun.status.suspended and not config.leads:
         master.feed(Requeued(begun.status.attempt))  # started anew by hand: nobody counts that
-    master.desks.add(BoundaryDesk(master.feed))
-    master.desks.add(SpareDesk(master.feed))
-    looks = LookDesk(performer.say)
-    master.desks.add(looks)
-    master.desks.clerks |= looks.clerks
-    master.desks.add(InquestDesk(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
+    master.controllers.add(CheckpointController(master.feed))
+    master.controllers.add(SpareController(master.feed))
+    looks = OperatorCheckController(publisher.say)
+    master.controllers.add(looks)
+    master.controllers.admin_handlers |= looks.admin_handlers
+    master.controllers.add(PostMortemController(master.feed, fail_fast=config.fail_fast, earlier=book.lines))
     pace = {"floor_s": config.hang_after_s, "silent_s": config.silent_s}
     pace["untold_s"] = config.policy.guard.heartbeat_stale_s
-    master.desks.add(PaceDesk(master.feed, **pace, moved=master.note_moved))
+    master.controllers.add(ProgressController(master.feed, **pace, moved=master.note_moved))
     fresh = begun.name == "create"
-    storm_guard.sit_down(master.desks, master.feed, spec, config, store, fresh=fresh)
-    monitoring = Monitoring(master.feed, begun.status)
-    master.desks.add(monitoring)
+    storm_guard.sit_down(master.controllers, master.feed, spec, config, store, fresh=fresh)
+    monitoring = MonitoringController(master.feed, begun.status)
+    master.controllers.add(monitoring)
     if config.nodes.record:
-        platform_record.sit_down(master.desks, master.feed, config.nodes.record, config.host)
+        platform_record.sit_down(master.controllers, master.feed, config.nodes.record, config.host)
     if config.metrics_port is not None:
-        metrics = MetricsDesk(lambda: monitoring.usage, book.lines)
-        master.desks.add(metrics)
+        metrics = MetricsController(lambda: monitoring.usage, book.lines)
+        master.controllers.add(metrics)
         plane["metrics"] = await metrics.open(config.metrics_host, config.metrics_port)
     return master, monitoring, run_dir
 

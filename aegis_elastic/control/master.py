@@ -21,14 +21,14 @@ import msgspec
 from aegis_elastic.bus import subjects
 from aegis_elastic.bus.contact.first_contact import Hello, Welcome
 from aegis_elastic.bus.subscription import Message as BusMessage
-from aegis_elastic.control.controllers.contract import Decided, Desks
-from aegis_elastic.control.controllers.operator_actions import Asked
+from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.operator_actions import OperatorActions
 from aegis_elastic.control.host.clock import SteadyClock
 from aegis_elastic.control.host.grpc_server import Refused
-from aegis_elastic.control.job_record import Keeper
-from aegis_elastic.control.membership import Roll
-from aegis_elastic.control.publisher import STATUS_FILE, Journal, Performer, write_if_it_goes
-from aegis_elastic.control.reports import Arrivals, check_speaker
+from aegis_elastic.control.job_record import JobRecordStore
+from aegis_elastic.control.membership import Membership
+from aegis_elastic.control.publisher import STATUS_FILE, Journal, Publisher, write_if_it_goes
+from aegis_elastic.control.reports import ReportIntake, check_speaker
 from aegis_elastic.core.accounts.journal import Adopt, Create
 from aegis_elastic.core.accounts.status_view import beside_training, status_view
 from aegis_elastic.core.detection.liveness import AWAY, Patience
@@ -83,8 +83,8 @@ class Master:
 
     def __init__(
         self,
-        keeper: Keeper,
-        performer: Performer,
+        keeper: JobRecordStore,
+        publisher: Publisher,
         book: Journal,
         begun: Transition,
         begun_at: float,
@@ -98,8 +98,8 @@ class Master:
         plane: dict[str, Any],
         tell: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._keeper = keeper
-        self._performer = performer
+        self._record_store = keeper
+        self._publisher = publisher
         self._book = book
         self._status = begun.status
         self._run_dir = run_dir
@@ -108,10 +108,10 @@ class Master:
         self._jwt_life_s = jwt_life_s
         self._plane = plane
         self._tell = tell
-        self._roll = Roll(patience)
-        self._arrivals = Arrivals(self._roll, attribution_s)
-        self.desks = Desks()
-        self.desks.clerks |= Asked(self.feed, lambda: self._status).clerks
+        self._membership = Membership(patience)
+        self._reports = ReportIntake(self._membership, attribution_s)
+        self.controllers = Controllers()
+        self.controllers.admin_handlers |= OperatorActions(self.feed, lambda: self._status).admin_handlers
         self._clock = SteadyClock()
         self._events: list[Event] = []
         self._answers: dict[str, asyncio.Future[str]] = {}
@@ -143,11 +143,11 @@ class Master:
         status = begun.status
         event = Adopt(status) if begun.name == "adopt" else Create(status.spec)
         self._book.write(begun_at, event, begun)
-        self._roll.follow(status, mono)
+        self._membership.follow(status, mono)
         self._resumed = begun.name == "adopt"
         if self._resumed:
             for worker in (*status.workers, *status.spares):
-                self._roll.closed(worker.uid, AWAY, mono)
+                self._membership.closed(worker.uid, AWAY, mono)
 
     # ------------------------------------------------------------ what arrives
 
@@ -162,11 +162,11 @@ class Master:
             )
         # A key that is none is found out before its bearer has a seat.
         subjects.inbox(hello.user_public_key)
-        await self._arrivals.no_rival(hello.worker, hello.uid)
-        risk = await self.desks.before_join(hello.node_name)
+        await self._reports.no_rival(hello.worker, hello.uid)
+        risk = await self.controllers.before_join(hello.node_name)
         who = (hello.worker, hello.uid, hello.node_name, hello.node_ip, hello.nproc, hello.ordinal)
         join = Join(*who, risk)  # ValueError for values that can't be
-        if hello.attempt > self._status.attempt and await self._arrivals.nobody_left():
+        if hello.attempt > self._status.attempt and await self._reports.nobody_left():
             self._over.clear()
             self.feed(Requeued(hello.attempt))
         # A worker that grew tired of waiting asks again: both calls get the one answer.
@@ -176,7 +176,7 @@ class Master:
         if refusal and (not hello.parks or self._status.phase in TERMINAL):
             raise Refused(refusal)
         jwt, until_s = self._make_jwt(hello.worker, hello.user_public_key)
-        self._roll.note_jwt(hello.uid, hello.user_public_key, until_s)
+        self._membership.note_jwt(hello.uid, hello.user_public_key, until_s)
         status = self._status
         return Welcome(
             jwt=jwt,
@@ -198,9 +198,9 @@ class Master:
             # Whoever asks may take the plane away next: the report is to be written by then.
             await self._over.wait()
             return {"phase": self._status.phase.value}
-        if op in self.desks.clerks:
-            return await self.desks.clerks[op](args)
-        known = ", ".join(["status", "quit", *sorted(self.desks.clerks)])
+        if op in self.controllers.admin_handlers:
+            return await self.controllers.admin_handlers[op](args)
+        known = ", ".join(["status", "quit", *sorted(self.controllers.admin_handlers)])
         raise ValueError(f"no operation is called {op!r}; there are {known}")
 
     def view(self) -> dict[str, Any]:
@@ -208,9 +208,9 @@ class Master:
         plane = {
             **self._plane,
             "mode": self._status.mode.value,
-            "unreachable": sorted(self._roll.unreachable),
+            "unreachable": sorted(self._membership.unreachable),
             "spares": [spare.name for spare in self._status.spares],
-            "brokenDesks": self.desks.broken,
+            "brokenDesks": self.controllers.broken,
             **beside_training(self._status),
         }
         return status_view(self._status, plane)
@@ -221,50 +221,53 @@ class Master:
             message = messages.decode(arrived.data)
             check_speaker(self._status.spec, arrived.subject, message)
         except BadMessage as error:
-            self._roll.note_malformed(arrived.subject, error)
+            self._membership.note_malformed(arrived.subject, error)
             return
         data = message.data
         if not isinstance(data, ReportData):
             return
-        if not self._roll.knows(message.uid):
+        if not self._membership.knows(message.uid):
             self._recall(message)
             return
         mono = time.monotonic()
-        if self._roll.heard(message.uid, message.seq_num, mono) and message.seq_num < self._status.seq_num:
+        if (
+            self._membership.heard(message.uid, message.seq_num, mono)
+            and message.seq_num < self._status.seq_num
+        ):
             # It has just come and can't have heard the newest order: don't let it wait for the repetition.
             rest_s = REST_S_PER_WORKER * len(self._status.workers)
             self._repeat_at = min(self._repeat_at, max(mono, self._published_at + rest_s))
             self._wake.set()
-        self._roll.seen(message.uid, message.time_stamp, data.alive, mono)
-        self._roll.note_clock(message.uid, message.time_stamp, data.heard, time.time(), mono)
-        self.desks.heard(message, mono)
-        waiting = len(self._roll.evidence)
+        self._membership.seen(message.uid, message.time_stamp, data.alive, mono)
+        self._membership.note_clock(message.uid, message.time_stamp, data.heard, time.time(), mono)
+        self.controllers.heard(message, mono)
+        waiting = len(self._membership.evidence)
         for event in messages.events_of(message):
-            sorted_in = self._arrivals.sort_in(self._status, event, message, mono)
+            sorted_in = self._reports.sort_in(self._status, event, message, mono)
             if sorted_in is not None:
                 self.feed(sorted_in)
-        if len(self._roll.evidence) > waiting or self.desks.due_s() <= mono:
+        if len(self._membership.evidence) > waiting or self.controllers.due_s() <= mono:
             self._wake.set()
 
     def on_opened(self, uid: str, connection: int) -> None:
         """The bus says that an agent has connected."""
-        if self._roll.knows(uid):
-            self._roll.opened(uid, connection)
+        if self._membership.knows(uid):
+            self._membership.opened(uid, connection)
 
     def on_bus_gone(self) -> None:
         """We lost the bus ourselves: what we know of others' connections is worth nothing."""
-        self._roll.forget_connections()
+        self._membership.forget_connections()
 
     def on_closed(self, uid: str, why: str, connection: int) -> None:
         """The bus says that a connection was closed; it may come back."""
-        if self._roll.knows(uid):
-            self._roll.closed(uid, why, time.monotonic(), connection)
+        if self._membership.knows(uid):
+            self._membership.closed(uid, why, time.monotonic(), connection)
             self._wake.set()
             self._tell_plane()
 
     def note_moved(self, now_s: float) -> None:
         """The step counter has moved: whoever is silent since before lives, since all step together."""
-        self._roll.moved_s = now_s
+        self._membership.moved_s = now_s
 
     def feed(self, event: Event) -> None:
         """Put an event in line."""
@@ -274,21 +277,21 @@ class Master:
     def _recall(self, message: Message) -> None:
         worker = self._status.worker(message.worker)
         if self._status.phase in TERMINAL:
-            word: directives.Word = directives.Dismissal(
+            word: directives.Directive = directives.Dismissal(
                 message.uid, f"the job has ended: {self._status.phase.value}"
             )
         elif worker is not None and worker.renew and (worker.gone, worker.uid) == (True, message.uid):
             word = directives.Renew(message.uid, worker.renew)  # It was told, but the bus may lose anything.
         else:
-            word = directives.Recall(message.uid, "the master doesn't know this agent")
-        self._later(self._performer.say(message.worker, word))
+            word = directives.Rejoin(message.uid, "the master doesn't know this agent")
+        self._later(self._publisher.say(message.worker, word))
 
     # ------------------------------------------------------------ the loop
 
     async def run(self) -> None:
         """Lead the job until cancelled. Fenced if another master has taken over."""
         self._wake.set()
-        self.desks.followed(self._status, ())
+        self.controllers.followed(self._status, ())
         try:
             await self._publish_order()
             if self._status.phase in TERMINAL:
@@ -301,17 +304,17 @@ class Master:
                 self._wake.clear()
                 await self._turn()
         finally:
-            await self.desks.close()
+            await self.controllers.close()
 
     async def _turn(self) -> None:
         mono = time.monotonic()
-        judgement = self._roll.judge(mono)
+        judgement = self._membership.judge(mono)
         self._note_unreachable(judgement.unreachable)
         if judgement.lost and not self._ended:
             reasons = "; ".join(sorted({why for _, _, why in judgement.lost}))
             self._events.append(Lost(tuple((worker, uid) for worker, uid, _ in judgement.lost), reasons))
-        self._events += self._arrivals.attributed(self._status, judgement.suspects, self._events, mono)
-        self._events += self.desks.turn(mono)
+        self._events += self._reports.attributed(self._status, judgement.suspects, self._events, mono)
+        self._events += self.controllers.turn(mono)
         events, self._events = self._events, []
         await self._advance(events)
         await self._renew_jwts()
@@ -319,16 +322,20 @@ class Master:
             self._repeat_at = mono + REPEAT_S
             # Whoever waits for the answer to an Error must hear that somebody is thinking about it.
             stale = mono - self._published_at >= max(CLOCK_S, CLOCK_S_PER_WORKER * len(self._status.workers))
-            if stale or self._roll.evidence or not self._roll.all_acknowledged(self._status.seq_num):
+            if (
+                stale
+                or self._membership.evidence
+                or not self._membership.all_acknowledged(self._status.seq_num)
+            ):
                 await self._publish_order()
 
     def _until_next(self) -> float:
         """Seconds until something is due without anything arriving."""
         mono = time.monotonic()
-        judgement = self._roll.judge(mono)
+        judgement = self._membership.judge(mono)
         lost_s = math.inf if self._ended else judgement.next_s
-        verdict = self._arrivals.verdict(self._status, judgement.suspects, mono)
-        due = min(lost_s, verdict.wait_until, self.desks.due_s(), self._repeat_at)
+        verdict = self._reports.verdict(self._status, judgement.suspects, mono)
+        due = min(lost_s, verdict.wait_until, self.controllers.due_s(), self._repeat_at)
         ends_at = self._status.due_after(self._decided_at)
         if ends_at > 0:
             due = min(due, mono + ends_at - self._clock.now(waiting=True))
@@ -351,16 +358,16 @@ class Master:
         else:
             raise AssertionError(f"decisions don't come to rest: {done[-1][1].reason}")
         if status is not self._status:
-            await self._keeper.save(status)
+            await self._record_store.save(status)
         self._status = status
-        self._roll.follow(status, time.monotonic())
+        self._membership.follow(status, time.monotonic())
         for event, made in done:
             self._book.write(now, event, made)
             if isinstance(event, Finish):
-                self._roll.note_checks(event)
+                self._membership.note_checks(event)
             elif made.status.phase is Phase.RUN_COMMAND and made.status.incarnation == 1 and made.effects:
-                self._plane["versions"] = self._roll.versions()
-                self._book.log(made.status, now, f"environment: {self._roll.versions()}")
+                self._plane["versions"] = self._membership.versions()
+                self._book.log(made.status, now, f"environment: {self._membership.versions()}")
             if not isinstance(event, _QUIET):
                 self._book.log(made.status, now, f"{made.name}: {made.reason}")
         for _, made in done:
@@ -368,7 +375,7 @@ class Master:
                 await self._perform(effect)
         self._answer(events)
         if done:
-            self.desks.followed(status, done)
+            self.controllers.followed(status, done)
             self._tell_plane()
             if orders.hanging(status) != self._hanging:
                 self._hanging = orders.hanging(status)
@@ -388,7 +395,7 @@ class Master:
             answer = self._answers.pop(effect.uid, None)
             if answer is not None and not answer.done():
                 answer.set_result(effect.reason)
-            await self._performer.say(effect.worker, directives.Dismissal(effect.uid, effect.reason))
+            await self._publisher.say(effect.worker, directives.Dismissal(effect.uid, effect.reason))
         elif isinstance(effect, Remake):
             logger.warning("made anew: %s (%s)", ", ".join(effect.machines), effect.reason)
         elif isinstance(effect, RecordErrorNode):
@@ -396,7 +403,7 @@ class Master:
         elif isinstance(effect, Page):
             logger.warning("a human is wanted: %s", effect.text)
         elif isinstance(effect, Renew):
-            await self._performer.say(effect.worker, directives.Renew(effect.uid, effect.reason))
+            await self._publisher.say(effect.worker, directives.Renew(effect.uid, effect.reason))
         elif effect.seq_num == self._status.seq_num and self._status.phase not in TERMINAL:
             # An order that another has overtaken is not worth sending, and `_close` sends the last one: after
             # the report, which agents that have left can't hear.
@@ -405,13 +412,13 @@ class Master:
 
     async def _publish_order(self) -> None:
         self._published_at = time.monotonic()
-        medians = self._roll.medians() if self._status.checks else {}
-        await self._performer.publish_order(self._status, medians)
+        medians = self._membership.medians() if self._status.checks else {}
+        await self._publisher.publish_order(self._status, medians)
 
     async def _close(self) -> None:
         if self._over.is_set():
             return
-        await self._performer.close_job(self._run_dir, self._book, self._status)
+        await self._publisher.close_job(self._run_dir, self._book, self._status)
         write_if_it_goes(self._run_dir / STATUS_FILE, msgspec.json.encode(self.view()))
         await self._publish_order()
         self._over.set()
@@ -419,27 +426,31 @@ class Master:
     # ------------------------------------------------------------ beside the decisions
 
     def _note_unreachable(self, unreachable: frozenset[str]) -> None:
-        if unreachable != self._roll.unreachable:
+        if unreachable != self._membership.unreachable:
             now = time.time()
-            for worker in sorted(unreachable - self._roll.unreachable):
+            for worker in sorted(unreachable - self._membership.unreachable):
                 self._book.log(
                     self._status, now, f"{worker} is unreachable over the bus; its training is not touched"
                 )
-            for worker in sorted(self._roll.unreachable - unreachable):
+            for worker in sorted(self._membership.unreachable - unreachable):
                 self._book.log(self._status, now, f"{worker} can be reached again")
-            self._roll.unreachable = unreachable
+            self._membership.unreachable = unreachable
 
     async def _renew_jwts(self) -> None:
         soon = time.time() + self._jwt_life_s / 3
-        for worker, uid, public_key in self._roll.due_for_renewal(soon):
+        for worker, uid, public_key in self._membership.due_for_renewal(soon):
             jwt, until_s = self._make_jwt(worker, public_key)
-            self._roll.note_jwt(uid, public_key, until_s)
-            await self._performer.say(worker, directives.Renewal(uid, jwt))
+            self._membership.note_jwt(uid, public_key, until_s)
+            await self._publisher.say(worker, directives.JwtRenewal(uid, jwt))
 
     def _tell_plane(self) -> None:
         status = self._status
         self._tell(
-            {"agents": self._roll.connected, "phase": status.phase.value, "ended": status.phase in TERMINAL}
+            {
+                "agents": self._membership.connected,
+                "phase": status.phase.value,
+                "ended": status.phase in TERMINAL,
+            }
         )
 
     def _later(self, work: Any) -> None:

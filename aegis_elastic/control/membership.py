@@ -22,7 +22,7 @@ from aegis_elastic.core.model import Status
 logger = logging.getLogger(__name__)
 
 
-class Roll:
+class Membership:
     """Agents by uid: when they were heard, whether their connection was closed, what they acknowledged."""
 
     def __init__(self, patience: Patience) -> None:

@@ -166,7 +166,7 @@ class Journal:
             logger.error("THE JOURNAL CAN'T BE WRITTEN in %s: %s. The job goes on", self.path.parent, error)
 
 
-class Performer:
+class Publisher:
     """Speaks for the master of one job."""
 
     def __init__(self, bus: BusConnection, namespace: str, job: str) -> None:
@@ -193,7 +193,7 @@ class Performer:
         )
         await self._bus.publish(subjects.order_all(self._namespace, self._job), messages.encode(message))
 
-    async def say(self, worker: str, word: directives.Word) -> None:
+    async def say(self, worker: str, word: directives.Directive) -> None:
         """Say something to one worker alone."""
         await self._bus.publish(subjects.order(self._namespace, self._job, worker), directives.encode(word))
 
@@ -202,7 +202,7 @@ class Performer:
         # Beside the loop: of a large job it takes a while, and agents must not take us for dead meanwhile.
         final = await asyncio.to_thread(_report, book, status)
         write_if_it_goes(run_dir / REPORT_FILE, msgspec.json.format(msgspec.json.encode(final), indent=2))
-        told = report_summary.fitting(final, MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX)
+        told = report_summary.fit_report(final, MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX)
         for worker in (*status.workers, *status.spares):
             if not worker.gone:
                 await self.say(worker.name, directives.FinalReport(worker.uid, told))

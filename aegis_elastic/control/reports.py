@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from aegis_elastic.bus import subjects
-from aegis_elastic.control.membership import Roll
+from aegis_elastic.control.membership import Membership
 from aegis_elastic.core.diagnosis.attribution import Evidence, Verdict, attribute
 from aegis_elastic.core.events import Error, Event, Independent, Lost, Started
 from aegis_elastic.core.machine import step
@@ -24,11 +24,11 @@ RIVAL_S = 3.0
 STARTED_MIN = 64
 
 
-class Arrivals:
+class ReportIntake:
     """Sorts the events of one job's reports."""
 
-    def __init__(self, roll: Roll, attribution_s: float) -> None:
-        self._roll = roll
+    def __init__(self, roll: Membership, attribution_s: float) -> None:
+        self._membership = roll
         self._attribution_s = attribution_s
         # uid -> the incarnation that it has told to have started.
         self._told_started: dict[str, int] = {}
@@ -39,10 +39,10 @@ class Arrivals:
 
         An agent that has just died without its connection being closed is given the time to be missed.
         """
-        if self._roll.alive_since(worker, uid, time.monotonic() - RIVAL_S):
+        if self._membership.alive_since(worker, uid, time.monotonic() - RIVAL_S):
             asked_s = time.monotonic()
             await asyncio.sleep(RIVAL_S)
-            if self._roll.alive_since(worker, uid, asked_s):
+            if self._membership.alive_since(worker, uid, asked_s):
                 raise ValueError(
                     f"a worker called {worker!r} is taking part already; give this one another "
                     "--aegis-worker-name"
@@ -56,9 +56,9 @@ class Arrivals:
         Who has just died without its connection being closed is given the time to be missed.
         """
         asked_s = time.monotonic()
-        if self._roll.anybody_since(asked_s - RIVAL_S):
+        if self._membership.anybody_since(asked_s - RIVAL_S):
             await asyncio.sleep(RIVAL_S)
-            return not self._roll.anybody_since(asked_s)
+            return not self._membership.anybody_since(asked_s)
         return True
 
     def sort_in(self, status: Status, event: Event, message: Message, now_s: float) -> Event | None:
@@ -69,18 +69,18 @@ class Arrivals:
         if isinstance(event, (Error, Independent)) and not _is_seated(status, message):
             return None  # Only who takes part in an incarnation can know how it ended; a spare doesn't.
         if isinstance(event, Error):
-            if event.worker not in self._roll.evidence and _is_recent(status, message):
-                clock = self._roll.clock(event.uid, now_s)
+            if event.worker not in self._membership.evidence and _is_recent(status, message):
+                clock = self._membership.clock(event.uid, now_s)
                 evidence = Evidence(event.worker, now_s, event.failures, event.reason, event.clues, clock)
                 timed = msgspec.structs.replace(event, clock=tuple(clock) if clock else None)
-                self._roll.evidence[event.worker] = (evidence, timed)
+                self._membership.evidence[event.worker] = (evidence, timed)
             return None
         if isinstance(event, Started):
             if self._told_started.get(message.uid) == message.incarnation:
                 return None
             if len(self._told_started) > 2 * len(status.workers) + STARTED_MIN:
                 self._told_started = {
-                    uid: told for uid, told in self._told_started.items() if self._roll.knows(uid)
+                    uid: told for uid, told in self._told_started.items() if self._membership.knows(uid)
                 }
             self._told_started[message.uid] = message.incarnation
             return event
@@ -88,7 +88,7 @@ class Arrivals:
 
     def verdict(self, status: Status, suspects: frozenset[str], now_s: float) -> Verdict:
         """Whose failure came first, as far as the Errors that wait say."""
-        waiting = [evidence for evidence, _ in self._roll.evidence.values()]
+        waiting = [evidence for evidence, _ in self._membership.evidence.values()]
         expected = sum(not worker.finished and not worker.gone for worker in status.workers)
         return attribute(waiting, suspects, expected, now_s, self._attribution_s)
 
@@ -96,15 +96,15 @@ class Arrivals:
         self, status: Status, suspects: frozenset[str], in_line: list[Event], now_s: float
     ) -> list[Error]:
         """The Errors that have waited, the root's first, once it is clear whose failure came first."""
-        if not self._roll.evidence:
+        if not self._membership.evidence:
             return []
         deciding = status.phase is Phase.RUN_COMMAND or status.mode is Mode.INDEPENDENT
         verdict = self.verdict(status, suspects, now_s)
         if deciding and verdict.root is None and not any(isinstance(event, Lost) for event in in_line):
             return []
-        errors = [error for _, error in self._roll.evidence.values()]
+        errors = [error for _, error in self._membership.evidence.values()]
         errors.sort(key=lambda error: error.worker != verdict.root)
-        self._roll.evidence.clear()
+        self._membership.evidence.clear()
         return errors
 
 

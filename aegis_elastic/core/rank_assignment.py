@@ -12,7 +12,7 @@ import msgspec
 from aegis_elastic.core.model import Worker
 
 
-class Seat(msgspec.Struct, frozen=True, rename="camel"):
+class RankAssignment(msgspec.Struct, frozen=True, rename="camel"):
     """One worker's place in the world: group rank, its first global rank, its number of processes."""
 
     worker: str
@@ -22,13 +22,13 @@ class Seat(msgspec.Struct, frozen=True, rename="camel"):
     nproc: int
 
 
-def seating(workers: tuple[Worker, ...]) -> tuple[Seat, ...]:
+def assign_ranks(workers: tuple[Worker, ...]) -> tuple[RankAssignment, ...]:
     """The seats of these workers, in group-rank order; global ranks are consecutive over them."""
-    seats, offset = [], 0
+    assignments, offset = [], 0
     for group_rank, worker in enumerate(workers):
-        seats.append(Seat(worker.name, worker.uid, group_rank, offset, worker.nproc))
+        assignments.append(RankAssignment(worker.name, worker.uid, group_rank, offset, worker.nproc))
         offset += worker.nproc
-    return tuple(seats)
+    return tuple(assignments)
 
 
 def first_order(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:

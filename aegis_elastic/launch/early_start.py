@@ -10,15 +10,15 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 
-from aegis_elastic.control.host.plane_process import Embryo
+from aegis_elastic.control.host.plane_process import StartingPlane
 
 # With these nothing is started.
 _HELP = frozenset({"-h", "--help", "--aegis-explain-flags", "--aegis_explain_flags"})
 
 
-def start_plane(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> Embryo | None:
+def start_plane(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> StartingPlane | None:
     """A plane that waits for its orders, if the endpoint looks as if it were this host's."""
-    return Embryo() if not _HELP.intersection(words) and looks_ours(words, environment) else None
+    return StartingPlane() if not _HELP.intersection(words) and looks_ours(words, environment) else None
 
 
 def looks_ours(words: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -23,7 +23,7 @@ from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.checks.forked_process import ForkedChecks
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.checks.spare_fitness import SPARE_CHECKS
-from aegis_elastic.agents.mailbox import Inbox, Signalled, SignalsToInbox
+from aegis_elastic.agents.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 from aegis_elastic.agents.plane.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
 from aegis_elastic.agents.ranks.torch_seam import JobIdentity, command_of, run_log_dir
 from aegis_elastic.agents.standalone.fallback import Meeting
@@ -31,7 +31,7 @@ from aegis_elastic.bus.contact.secret import SecretError, find_secret
 from aegis_elastic.control.host import addresses, run_directories, worker_names
 from aegis_elastic.control.host.config import NodesConfig, PlaneConfig
 from aegis_elastic.control.host.errors import LaunchError, UsageError
-from aegis_elastic.control.host.plane_process import Embryo, PlaneFailed, PlaneHost, PortTaken
+from aegis_elastic.control.host.plane_process import PlaneFailed, PlaneProcess, PortTaken, StartingPlane
 from aegis_elastic.control.isolation import api_server, drivers
 from aegis_elastic.core.model import JobSpec
 from aegis_elastic.launch import reexec, watchers
@@ -65,7 +65,7 @@ class Launcher:
         self,
         options: Options,
         environment: Mapping[str, str],
-        embryo: Embryo | None = None,
+        embryo: StartingPlane | None = None,
         checks: ForkedChecks | None = None,
     ) -> None:
         """`embryo`: a plane started ahead, in case that this host is to serve one. `checks`: a process for
@@ -89,19 +89,19 @@ class Launcher:
             self._address if self._ours else addresses.address_towards(self._address)
         )
         self._secret = self._find_secret()
-        self._host: PlaneHost | None = None
+        self._host: PlaneProcess | None = None
 
     def run(self) -> int:
         """Start what is to be started here, take part, report. UsageError, PortTaken: nothing was started."""
         options = self._options
-        inbox = Inbox()
+        mailbox = Mailbox()
         to_handle = str(getattr(options.config, "signals_to_handle", SIGNALS_TO_HANDLE))  # not in torch 2.6
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = to_handle  # as torchrun does: the ranks inherit it
         signals = {getattr(signal, name.strip()) for name in to_handle.split(",")}
-        with SignalsToInbox(inbox, signals | set(PASSED_ON)), self._hold_name() as name:
+        with SignalsToMailbox(mailbox, signals | set(PASSED_ON)), self._hold_name() as name:
             port, failed = self._open_plane()
             about = self._options.aegis
-            probation.stand(about.state_dir, about.store, about.probation_burn_s, inbox, narrate)
+            probation.stand(about.state_dir, about.store, about.probation_burn_s, mailbox, narrate)
             if self._legacy is not None and self._legacy.hold >= 0:
                 os.close(self._legacy.hold)  # It has been taken up, or has ended.
             numeric = addresses.resolve(self._plane_at[0])
@@ -110,15 +110,15 @@ class Launcher:
                 # By its name, which may lead to another address when its host is replaced. Our own won't be.
                 (numeric if self._serves else self._plane_at[0], port),
                 self._secret,
-                inbox,
+                mailbox,
                 parks=allocation.in_step(),
             )
-            agent = self._agent(link, inbox, frozenset(int(number) for number in signals), port)
+            agent = self._agent(link, mailbox, frozenset(int(number) for number in signals), port)
             if failed:
                 # Our own plane is broken and nobody else will serve one: don't make training wait for it.
                 from aegis_elastic.agents.plane.link import NotJoined
 
-                inbox.put(NotJoined(failed))
+                mailbox.put(NotJoined(failed))
             else:
                 link.start(options.join_timeout_s)
             renewing = False
@@ -131,8 +131,8 @@ class Launcher:
                 if self._host is not None and not renewing:
                     self._host.close()
             if renewing:
-                outcome = self._renew(outcome, name, port, inbox)
-        inbox.close()
+                outcome = self._renew(outcome, name, port, mailbox)
+        mailbox.close()
         return self._end(outcome)
 
     def _may_renew(self) -> bool:
@@ -141,9 +141,9 @@ class Launcher:
         """
         return self._host is not None or "KUBERNETES_SERVICE_HOST" not in self._environment
 
-    def _renew(self, outcome: Outcome, name: worker_names.Name, port: int, inbox: Inbox) -> Outcome:
+    def _renew(self, outcome: Outcome, name: worker_names.Name, port: int, mailbox: Mailbox) -> Outcome:
         """Become a clean process. Returns only if that can't be, with how it ends then."""
-        signals = [item.signum for item in inbox.drain() if isinstance(item, Signalled)]
+        signals = [item.signum for item in mailbox.drain() if isinstance(item, SignalReceived)]
         options, why = self._options, "a signal came first"
         hold = self._host.hold if self._host is not None else -1
         run_id = options.config.run_id
@@ -203,7 +203,7 @@ class Launcher:
         if not self._serves:
             return self._plane_at[1], ""
         restarts = self._options.aegis.plane_restarts
-        self._host = PlaneHost(self._plane_config(), restarts, narrate, self._embryo, self._on_ended)
+        self._host = PlaneProcess(self._plane_config(), restarts, narrate, self._embryo, self._on_ended)
         try:
             self._host.open()
         except PortTaken:
@@ -328,7 +328,9 @@ class Launcher:
             attempt=allocation.restarts(),
         )
 
-    def _agent(self, link: PlaneLink, inbox: Inbox, signals: frozenset[int], port: int) -> AegisElasticAgent:
+    def _agent(
+        self, link: PlaneLink, mailbox: Mailbox, signals: frozenset[int], port: int
+    ) -> AegisElasticAgent:
         options, config = self._options, self._options.config
         entrypoint, arguments = command_of(options.cmd, options.cmd_args)
         spec = WorkerSpec(
@@ -377,7 +379,7 @@ class Launcher:
             log_line_prefix_template=config.log_line_prefix_template,
             identity=link.identity,
             link=link,
-            inbox=inbox,
+            mailbox=mailbox,
             settings=settings,
             narrate=narrate,
         )

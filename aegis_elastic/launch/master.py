@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aegis_elastic.agents.mailbox import Inbox, Signalled, SignalsToInbox
+from aegis_elastic.agents.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 from aegis_elastic.control.host import addresses
 from aegis_elastic.control.host.errors import LaunchError, UsageError
 from aegis_elastic.core.model import Phase
@@ -37,11 +37,11 @@ class StandingMaster(Launcher):
         if not addresses.is_ours(addresses.resolve(host)):
             raise UsageError(f"cannot listen on --aegis-plane {host}: that is no address of this host")
         self._serves = True
-        self._inbox = Inbox()
+        self._mailbox = Mailbox()
 
     def run(self) -> int:
         """Serve until the job has ended or a signal comes: 0 if the job succeeded, 1 if not, 128+N."""
-        with SignalsToInbox(self._inbox, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}):
+        with SignalsToMailbox(self._mailbox, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}):
             _, failed = self._open_plane()
             if failed or self._host is None:
                 narrate(failed)
@@ -53,18 +53,18 @@ class StandingMaster(Launcher):
 
     def _serve(self) -> int:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._inbox, selectors.EVENT_READ)
+            selector.register(self._mailbox, selectors.EVENT_READ)
             while True:
                 selector.select()
-                for item in self._inbox.drain():
-                    if isinstance(item, Signalled):
+                for item in self._mailbox.drain():
+                    if isinstance(item, SignalReceived):
                         narrate(f"ended by {signal.Signals(item.signum).name}; the job goes on without us")
                         return 128 + item.signum
                     narrate(f"the job has ended: {item}")
                     return 0 if item == Phase.SUCCEED.value else EXIT_JOB_FAILED
 
     def _on_ended(self, phase: str) -> None:
-        self._inbox.put(phase)
+        self._mailbox.put(phase)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

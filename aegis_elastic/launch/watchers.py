@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from aegis_elastic.agents.checkpoints.boundary import BoundaryWatcher
+from aegis_elastic.agents.checkpoints.boundary import CheckpointWatcher
 from aegis_elastic.agents.checkpoints.saver import Saver
 from aegis_elastic.agents.monitoring.monitor import Monitor
 from aegis_elastic.agents.plane.link import PlaneLink
 from aegis_elastic.agents.ranks.torch_seam import run_log_dir
 from aegis_elastic.agents.watch.contract import MakeWatcher
-from aegis_elastic.agents.watch.progress import PaceWatcher
+from aegis_elastic.agents.watch.progress import ProgressWatcher
 from aegis_elastic.core.checkpoints.arguments import Place, places
 from aegis_elastic.launch.flags.checkpoints import NOWHERE
 from aegis_elastic.launch.flags.options import Options
@@ -19,12 +19,12 @@ from aegis_elastic.launch.flags.options import Options
 def makers(options: Options, link: PlaneLink) -> tuple[MakeWatcher, ...]:
     """What the agent makes its watchers of. `link` brings to the master what is odd."""
     aegis, watched = options.aegis, checkpoint_places(options)
-    made: list[MakeWatcher] = [lambda wake: BoundaryWatcher(wake, watched)]
+    made: list[MakeWatcher] = [lambda wake: CheckpointWatcher(wake, watched)]
     if aegis.monitor == "on":
         made.append(lambda wake: Monitor(wake, link.note, aegis.monitor_interval_s))
     if aegis.progress == "on":
         node_name = link.identity.node_name
-        made.append(lambda wake: PaceWatcher(wake, aegis.hang_after_s, node_name))
+        made.append(lambda wake: ProgressWatcher(wake, aegis.hang_after_s, node_name))
     if aegis.saver is not None:
         made.append(_saver(options, aegis.saver))
     return tuple(made)

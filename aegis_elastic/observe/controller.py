@@ -19,7 +19,7 @@ from aegis_elastic.observe.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 
-class MetricsDesk:
+class MetricsController:
     """See `control.controllers.contract.Desk`."""
 
     def __init__(

@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from aegis_elastic.core.accounts.post_mortem import Inquest
+from aegis_elastic.core.accounts.post_mortem import PostMortem
 from aegis_elastic.core.detection.samples import Usage
 from aegis_elastic.core.events import Finish, Noted, Saved
 from aegis_elastic.core.machine import Transition
@@ -39,7 +39,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = Clock()
-        self._inquest = Inquest()
+        self._inquest = PostMortem()
         self._before: Status | None = None
         self._rounds = dict.fromkeys(_ROUNDS.values(), 0)
         self._gpu_type = NO_GPU

@@ -31,16 +31,16 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.guard.client import Exited
-from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.mailbox import Mailbox
 from aegis_elastic.agents.peers.stores import StoreGone, connect, split
 from aegis_elastic.agents.plane.link import NotJoined, PlaneLink
 from aegis_elastic.agents.ranks.torch_seam import JobIdentity
 from aegis_elastic.control.host import run_directories
 from aegis_elastic.control.host.errors import UsageError
-from aegis_elastic.control.host.plane_process import PlaneFailed, PlaneHost, PortTaken
+from aegis_elastic.control.host.plane_process import PlaneFailed, PlaneProcess, PortTaken
 from aegis_elastic.rendezvous import caller_frames, settings, torchelastic_guard
 from aegis_elastic.rendezvous.stock_agent import Leave, Placement, StockAgent
-from aegis_elastic.rendezvous.torchelastic_guard import Held
+from aegis_elastic.rendezvous.torchelastic_guard import TorchelasticGuard
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +72,12 @@ class AegisRendezvousHandler(RendezvousHandler):
         self._run_id = run_id
         self._about = about
         self._launch = launch
-        self._inbox = Inbox()
-        self._held = Held()
+        self._mailbox = Mailbox()
+        self._held = TorchelasticGuard()
         self._placement: Placement | None = None
         self._outcome: Outcome | None = None
         self._closed = False
-        self._host: PlaneHost | None = None
+        self._host: PlaneProcess | None = None
         self._link: PlaneLink | None = None
         self._agent: StockAgent | None = None
         self._thread: threading.Thread | None = None
@@ -118,7 +118,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         except StoreGone as error:
             raise RendezvousConnectionError(str(error)) from None
         info = RendezvousStoreInfo(host, port)
-        return RendezvousInfo(store, came.seat.group_rank, len(came.order.seats), info)
+        return RendezvousInfo(store, came.assignment.group_rank, len(came.order.assignments), info)
 
     def num_nodes_waiting(self) -> int:
         """1 when the plane wants this incarnation stopped: torchelastic then stops it and comes back."""
@@ -148,11 +148,11 @@ class AegisRendezvousHandler(RendezvousHandler):
                 self._held.release(self._noted(ends))
             else:
                 # An error of torchelastic's own: it can't say how the ranks are and starts none again.
-                self._inbox.put(Leave(f"torchrun failed: {sys.exc_info()[1]}"))
+                self._mailbox.put(Leave(f"torchrun failed: {sys.exc_info()[1]}"))
             thread.join(CLOSE_TIMEOUT_S)
         ended = not thread.is_alive()
         if not ended:
-            self._inbox.put(Leave("torchrun has ended"))
+            self._mailbox.put(Leave("torchrun has ended"))
             thread.join(LEAVE_TIMEOUT_S)
         self._take_leave(agent)
         return ended
@@ -167,13 +167,13 @@ class AegisRendezvousHandler(RendezvousHandler):
                 "AEGIS_JOIN_SECRET, or aegis_join_secret_file in --rdzv-conf"
             )
         port, broken = self._open_plane()
-        self._link = PlaneLink(about.identity, (about.address, port), about.secret, self._inbox)
+        self._link = PlaneLink(about.identity, (about.address, port), about.secret, self._mailbox)
         self._agent = self._make_agent(self._link)
         self._thread = threading.Thread(target=self._agent.live, name="aegis-agent", daemon=True)
         self._thread.start()
         if broken:
             # Our own plane is broken and nobody else will serve one: don't make training wait for it.
-            self._inbox.put(NotJoined(broken))
+            self._mailbox.put(NotJoined(broken))
         else:
             self._link.start(about.join_timeout_s)
 
@@ -182,7 +182,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         about = self._about
         if not about.ours:
             return about.port, ""
-        host = PlaneHost(about.plane, PLANE_RESTARTS, narrate)
+        host = PlaneProcess(about.plane, PLANE_RESTARTS, narrate)
         try:
             host.open()
         except PortTaken as error:
@@ -214,7 +214,7 @@ class AegisRendezvousHandler(RendezvousHandler):
             log_line_prefix_template=None,
             identity=self._about.identity,
             link=link,
-            inbox=self._inbox,
+            mailbox=self._mailbox,
             settings=Settings(meeting=self._about.meeting),
             narrate=narrate,
             held=self._held,

@@ -11,8 +11,8 @@ from aegis_elastic.agents.body import Guard, Outcome
 from aegis_elastic.agents.guard.client import GuardError
 from aegis_elastic.agents.ranks.rank_group import RankGroup
 from aegis_elastic.core.protocol.orders import Order
-from aegis_elastic.core.rank_assignment import Seat
-from aegis_elastic.rendezvous.torchelastic_guard import Held, HeldContext
+from aegis_elastic.core.rank_assignment import RankAssignment
+from aegis_elastic.rendezvous.torchelastic_guard import TorchelasticContext, TorchelasticGuard
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Placement:
     """What torchelastic is to start: our seat in this order."""
 
     order: Order
-    seat: Seat
-    context: HeldContext
+    assignment: RankAssignment
+    context: TorchelasticContext
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Leave:
 class StockAgent(AegisElasticAgent):
     """Runs in a thread. What torchelastic is to do next comes out of `handover`: a `Placement` or the end."""
 
-    def __init__(self, *args: Any, held: Held, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, held: TorchelasticGuard, **kwargs: Any) -> None:
         """As `AegisElasticAgent`; `held` is what stands for the ranks."""
         self._held = held
         self.handover: queue.SimpleQueue[Placement | Outcome] = queue.SimpleQueue()
@@ -61,15 +61,15 @@ class StockAgent(AegisElasticAgent):
     def _open_guard(self) -> Guard:
         return self._held
 
-    def _start_ranks(self, order: Order, seat: Seat) -> RankGroup:
+    def _start_ranks(self, order: Order, assignment: RankAssignment) -> RankGroup:
         if self._no_more:
             # The job goes on without this node; the plane sees us go and says so.
-            self._inbox.put(Leave("torchrun has ended its part of the job"))
+            self._mailbox.put(Leave("torchrun has ended its part of the job"))
             raise GuardError("torchrun has ended its part of the job")
-        context = HeldContext(seat)
+        context = TorchelasticContext(assignment)
         self._held.hold(self._generation)
-        self.handover.put(Placement(order, seat, context))
-        return RankGroup(context, seat, order.incarnation, self._generation)
+        self.handover.put(Placement(order, assignment, context))
+        return RankGroup(context, assignment, order.incarnation, self._generation)
 
     def no_more_starts(self) -> None:
         """Torchelastic won't start ranks again. From its thread."""

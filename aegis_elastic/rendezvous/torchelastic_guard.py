@@ -17,15 +17,15 @@ from typing import cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from aegis_elastic.agents.guard.client import Event, Exited, Stopped
-from aegis_elastic.agents.mailbox import Inbox
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 
-class Held:
+class TorchelasticGuard:
     """The ranks of one node, held by torchelastic. The methods of a guard are for our agent's thread."""
 
     def __init__(self) -> None:
-        self._events = Inbox()
+        self._events = Mailbox()
         self._lock = threading.Lock()
         self._generation = 0
         self._held = False
@@ -87,11 +87,11 @@ class Held:
                 self._events.put(Stopped(self._generation, (), ()))
 
 
-class HeldContext:
+class TorchelasticContext:
     """Stands for the processes where our agent asks about them: `agents.ranks.rank_group.Context`."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, assignment: RankAssignment) -> None:
+        self._seat = assignment
         self.error_files: dict[int, str] = {}
         self.stdouts: dict[int, str] = {}
         self.stderrs: dict[int, str] = {}

@@ -25,7 +25,7 @@ class Lease(ABC):
         self._released = False
         self._refreshing = asyncio.Lock()
         self._deadline = asyncio.get_running_loop().call_at(taken_at_s + ttl_s, self.lost.set)
-        self._keeper = asyncio.create_task(self._keep(), name=f"lease {key}")
+        self._record_store = asyncio.create_task(self._keep(), name=f"lease {key}")
 
     @property
     def held(self) -> bool:
@@ -61,7 +61,7 @@ class Lease(ABC):
         """Stop refreshing; the key is left to expire. Stores call it when they close."""
         self._released = True
         self._deadline.cancel()
-        self._keeper.cancel()
+        self._record_store.cancel()
 
     def _lose(self) -> None:
         self._deadline.cancel()

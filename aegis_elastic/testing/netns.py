@@ -165,7 +165,7 @@ class Net:
         # A clone or a virtual environment may itself lie below /tmp (CI's does).
         always = [path for path in (os.getcwd(), sys.prefix) if path.startswith("/tmp/")]
         self._share = [*always, *(str(path) for path in share)]
-        self._keeper: subprocess.Popen[str] | None = None
+        self._record_store: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Net:
         _require_tools()
@@ -178,7 +178,7 @@ class Net:
             start_new_session=True,
         )
         assert keeper.stdin is not None and keeper.stdout is not None
-        self._keeper = keeper
+        self._record_store = keeper
         request = {"hosts": self._addresses, "private_tmp": self._private_tmp, "share": self._share}
         keeper.stdin.write(json.dumps(request) + "\n")
         keeper.stdin.flush()
@@ -197,7 +197,7 @@ class Net:
             raise RuntimeError("cannot close the net cleanly: see the keeper's message on stderr")
 
     def _close(self) -> int:
-        keeper, self._keeper = self._keeper, None
+        keeper, self._record_store = self._record_store, None
         self.hosts.clear()
         assert keeper is not None and keeper.stdin is not None and keeper.stdout is not None
         keeper.stdin.close()

@@ -23,7 +23,7 @@ from aegis_elastic.core.model import (
 )
 from proof.explore import Edge
 from proof.properties.invariants import exceeded
-from proof.properties.seats import departed, evicted
+from proof.properties.places import departed, evicted
 from proof.properties.steps import StepProperty, lost, relieved, turn
 from proof.worlds import NOW
 

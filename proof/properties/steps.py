@@ -272,13 +272,13 @@ def _clean(worker: Worker) -> bool:
 def relieved(s: Status) -> list[str]:
     """The nodes whose seats fit spares would take now, since too much was done to them: a mere preference."""
     nodes = list(dict.fromkeys(p.node_name for p in s.workers if p.relieve))
-    seats = [p for p in s.workers if p.node_name in nodes]
+    assignments = [p for p in s.workers if p.node_name in nodes]
     fit = [p for p in s.spares if p.fit and p.node_name not in nodes]
     broken = any(p.faulty for p in s.workers) or exceeded(s) or s.held or s.entries >= s.spec.recovery_budget
     due = (
         s.phase is Phase.TROUBLESHOOTING and not broken and not lost(s) and all(p.finished for p in s.workers)
     )
-    return nodes if due and len(fit) >= len(seats) else []
+    return nodes if due and len(fit) >= len(assignments) else []
 
 
 def _advance(e: Edge) -> bool:
@@ -319,8 +319,8 @@ def _ready_when_back(e: Edge) -> bool:
     if not turn(e, Phase.RESTARTING) or lost(a):
         return not entered(e, Phase.TROUBLESHOOTING) or a.phase is Phase.RUN_COMMAND
     back = all(p.finished for p in a.workers if p.inner_phase is Phase.RESTARTING)
-    seat = bool(a.spares) and any(awaited(a, p) for p in a.workers)
-    return entered(e, Phase.TROUBLESHOOTING) == (back and not seat)
+    assignment = bool(a.spares) and any(awaited(a, p) for p in a.workers)
+    return entered(e, Phase.TROUBLESHOOTING) == (back and not assignment)
 
 
 def _fresh_phase(e: Edge) -> bool:

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.mailbox import Mailbox
 from aegis_elastic.agents.plane.link import Identity, Joined, PlaneLink
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import first_contact
 from aegis_elastic.bus.contact.first_contact import Hello, Place
 from aegis_elastic.bus.credentials import Credentials, NKey
 from aegis_elastic.control.host.config import PlaneConfig
-from aegis_elastic.control.host.plane_process import PlaneHost
+from aegis_elastic.control.host.plane_process import PlaneProcess
 from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.model import JobSpec
 from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePhase
@@ -81,7 +81,7 @@ class Held:
     def __init__(self, settings: PlaneConfig, restarts_max: int = 0) -> None:
         self.config = settings
         self.said: list[str] = []
-        self.host = PlaneHost(settings, restarts_max, self.said.append)
+        self.host = PlaneProcess(settings, restarts_max, self.said.append)
         self.host.open()
 
     @property
@@ -117,17 +117,17 @@ class Agent:
         """`address`: what it says that its own is."""
         job = plane.config.spec
         self.identity = Identity(job.namespace, job.job_name, worker, os.urandom(8).hex(), worker, address, 1)
-        self.inbox = Inbox()
+        self.mailbox = Mailbox()
         self.seen: list[object] = []
         self.order: Order | None = None
-        self.link = PlaneLink(self.identity, ("127.0.0.1", plane.host.port), secret, self.inbox)
+        self.link = PlaneLink(self.identity, ("127.0.0.1", plane.host.port), secret, self.mailbox)
         self.link.start(PATIENCE_S)
 
     def wait(self, kind: type[_T], holds: Callable[[_T], bool] = lambda _: True) -> _T:
         """The first item of that kind, from the last one waited for on."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
-            for item in self.inbox.drain():
+            for item in self.mailbox.drain():
                 self.seen.append(item)
                 if isinstance(item, Order):
                     self.order = item
@@ -137,7 +137,7 @@ class Agent:
                     return item
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, f"{self.identity.worker} got no {kind.__name__} in {PATIENCE_S:.0f} s"
-            select.select([self.inbox], [], [], left_s)
+            select.select([self.mailbox], [], [], left_s)
 
     def join(self) -> None:
         """Be part of the job."""

@@ -14,7 +14,7 @@ import msgspec
 import nats.errors
 import pytest
 
-from aegis_elastic.agents.plane.link import BusChanged, Farewell, Refused
+from aegis_elastic.agents.plane.link import BusChanged, FinalReportArrived, Refused
 from aegis_elastic.bus import credentials, subjects
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact.first_contact import Place
@@ -55,7 +55,7 @@ def test_a_job_from_its_first_worker_to_its_report(hold: Hold, agent: MakeAgent)
     assert plane.ask()["recoverCount"] == 1
     for worker in agents:
         worker.say(MessageType.FINISH)
-    report = one.wait(Farewell).report
+    report = one.wait(FinalReportArrived).report
     assert (report.phase, report.recover_count) == ("Succeed", 1)
     assert two.wait(Order, lambda order: order.action is Action.CLOSE).outcome == "Succeed"
     assert journal.replay(plane.journal()).ok
@@ -141,7 +141,7 @@ def expiry(worker: Agent) -> float:
 
 def undisturbed(worker: Agent) -> bool:
     """Whether its connection was never lost, nor it refused."""
-    items = [*worker.seen, *worker.inbox.drain()]
+    items = [*worker.seen, *worker.mailbox.drain()]
     return not any(isinstance(item, (BusChanged, Refused)) for item in items)
 
 
@@ -225,7 +225,7 @@ async def its_own_is_allowed(bus: BusConnection, violations: list[str]) -> None:
 def order_of(plane: Held) -> messages.Message:
     """An order to close the job, as the master would send it."""
     forged = Order(
-        seq_num=99, incarnation=1, action=Action.CLOSE, seats=(), store="", checks=(), restart_count=0,
+        seq_num=99, incarnation=1, action=Action.CLOSE, assignments=(), store="", checks=(), restart_count=0,
         recover_count=0, max_retry=0, outcome="Failed", reason="forged",
     )  # fmt: skip
     return messages.Message(
@@ -263,7 +263,7 @@ def test_a_report_that_no_message_can_carry_keeps_no_job_from_its_end(hold: Hold
         worker.obey(Action.TROUBLESHOOT)
         worker.obey(Action.RUN)
     worker.say(MessageType.FINISH)
-    report = worker.wait(Farewell).report
+    report = worker.wait(FinalReportArrived).report
     assert (report.phase, report.recover_count) == ("Succeed", 2) and "shortened" in report.summary
     assert worker.wait(Order, lambda order: order.action is Action.CLOSE).outcome == "Succeed"
 
@@ -331,7 +331,7 @@ def test_a_full_disk_under_the_run_directory_ends_no_job(
             worker.obey(Action.TROUBLESHOOT)
             worker.obey(Action.RUN)
         worker.say(MessageType.FINISH)
-        assert worker.wait(Farewell).report.phase == "Succeed"
+        assert worker.wait(FinalReportArrived).report.phase == "Succeed"
         assert worker.wait(Order, lambda order: order.action is Action.CLOSE).outcome == "Succeed"
         assert children(plane.pid)["master"] == master
     finally:

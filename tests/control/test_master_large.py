@@ -14,7 +14,7 @@ from aegis_elastic.bus.contact.first_contact import Hello
 from aegis_elastic.bus.credentials import NKey
 from aegis_elastic.bus.subscription import Message as BusMessage
 from aegis_elastic.control import master as module
-from aegis_elastic.control.job_record import Keeper
+from aegis_elastic.control.job_record import JobRecordStore
 from aegis_elastic.control.master import Master
 from aegis_elastic.control.publisher import Journal
 from aegis_elastic.core.detection.liveness import Patience
@@ -58,12 +58,12 @@ def joining(worker: str) -> BusMessage:
 
 
 async def orders_while_all_come(folder: Path) -> int:
-    keeper, said, now = Keeper(MemoryStore()), Said(), time.time()
+    keeper, said, now = JobRecordStore(MemoryStore()), Said(), time.time()
     begun = await keeper.open(spec(worker_num=WORKERS, min_worker_num=WORKERS), now, resume=True)
-    performer: Any = said
+    publisher: Any = said
     master = Master(
         keeper,
-        performer,
+        publisher,
         Journal(folder),
         begun,
         now,

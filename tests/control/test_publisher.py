@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from aegis_elastic.control import publisher
-from aegis_elastic.control.publisher import Journal, Performer, parts, set_aside
+from aegis_elastic.control.publisher import Journal, Publisher, parts, set_aside
 from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.events import Error, Event, Finish, Join, Quit, Reconcile
 from aegis_elastic.core.machine import step
@@ -66,7 +66,7 @@ class NoBus:
 
 def closed(job: Job, folder: Path) -> Any:
     bus: Any = NoBus()
-    made = asyncio.run(Performer(bus, "team", "job").close_job(folder, job.book, job.status))
+    made = asyncio.run(Publisher(bus, "team", "job").close_job(folder, job.book, job.status))
     assert bus.said == 1
     return made
 

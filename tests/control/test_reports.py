@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aegis_elastic.control import reports
-from aegis_elastic.control.membership import Roll
-from aegis_elastic.control.reports import Arrivals
+from aegis_elastic.control.membership import Membership
+from aegis_elastic.control.reports import ReportIntake
 from aegis_elastic.core.accounts.journal import begin
 from aegis_elastic.core.detection.liveness import Patience
 from aegis_elastic.core.events import Event, Started
@@ -14,7 +14,7 @@ from tests.control.planes import spec
 STATUS = begin(spec(), 1.0).status
 
 
-def told(all_of: Arrivals, uid: str, incarnation: int) -> Event | None:
+def told(all_of: ReportIntake, uid: str, incarnation: int) -> Event | None:
     message = Message(
         aegis_name="job",
         aegis_namespace="team",
@@ -31,7 +31,7 @@ def told(all_of: Arrivals, uid: str, incarnation: int) -> Event | None:
 
 
 def test_a_start_is_told_once_and_nothing_of_ten_thousand_restarts_is_kept() -> None:
-    all_of = Arrivals(Roll(Patience()), 1.0)
+    all_of = ReportIntake(Membership(Patience()), 1.0)
     for incarnation in range(1, 10_001):
         assert told(all_of, "u", incarnation) is not None
         assert told(all_of, "u", incarnation) is None

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.mailbox import Mailbox
 from aegis_elastic.agents.plane.link import Identity, PlaneLink
-from aegis_elastic.agents.watch.contract import Listener
+from aegis_elastic.agents.watch.contract import LogListener
 from aegis_elastic.launch.flags.options import parse
 from aegis_elastic.launch.watchers import makers
 
 
 @pytest.fixture
 def link() -> Iterator[PlaneLink]:
-    inbox = Inbox()
+    mailbox = Mailbox()
     identity = Identity("default", "job", "w0", "uid", "node", "127.0.0.1", 1)
-    yield PlaneLink(identity, ("127.0.0.1", 1), None, inbox)
-    inbox.close()
+    yield PlaneLink(identity, ("127.0.0.1", 1), None, mailbox)
+    mailbox.close()
 
 
 @pytest.mark.parametrize(("flags", "listens"), [((), True), (("--aegis-monitor", "off"), False)])
@@ -29,6 +29,6 @@ def test_monitoring_can_be_switched_off(
     script = tmp_path / "train.py"
     script.write_text("")
     made = [make(lambda: None) for make in makers(parse([*flags, str(script)]), link)]
-    assert [each.name for each in made if isinstance(each, Listener)] == (["monitor"] if listens else [])
+    assert [each.name for each in made if isinstance(each, LogListener)] == (["monitor"] if listens else [])
     for each in made:
         each.close()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aegis_elastic.control.controllers.contract import Decided, Desks
+from aegis_elastic.control.controllers.contract import Controllers, Decided
 from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.accounts.journal import Adopt, Line, adopted, line_of, walk
 from aegis_elastic.core.detection.samples import RankUsage, Usage
 from aegis_elastic.core.events import Noted, Saved
-from aegis_elastic.observe.controller import MetricsDesk
+from aegis_elastic.observe.controller import MetricsController
 from aegis_elastic.observe.endpoint import CLIENTS_MAX
 from tests.core.accounts.test_report import Run, died
 
@@ -41,19 +41,19 @@ def values(text: str) -> Value:
     }
 
 
-def scrape(desk: MetricsDesk) -> str:
+def scrape(controller: MetricsController) -> str:
     async def scenario() -> str:
-        url = await desk.open("127.0.0.1", 0)
+        url = await controller.open("127.0.0.1", 0)
         status, text = await asyncio.to_thread(read, url)
-        await desk.close()
+        await controller.close()
         assert status == 200
         return text
 
     return asyncio.run(scenario())
 
 
-def of(desk: MetricsDesk) -> Value:
-    return values(scrape(desk))
+def of(controller: MetricsController) -> Value:
+    return values(scrape(controller))
 
 
 def recovered() -> Run:
@@ -75,14 +75,14 @@ def recovered() -> Run:
     return run
 
 
-def desk(lines: list[Line], now: float) -> MetricsDesk:
-    made = MetricsDesk(lambda: {"w0": USAGE}, lambda: lines, lambda: now)
+def controller(lines: list[Line], now: float) -> MetricsController:
+    made = MetricsController(lambda: {"w0": USAGE}, lambda: lines, lambda: now)
     made.followed(Run().status, ())
     return made
 
 
 def test_a_job_s_life_in_numbers() -> None:
-    found = of(desk(recovered().lines, 203.0))
+    found = of(controller(recovered().lines, 203.0))
     plain = {name: value for (name, labels), value in found.items() if not labels}
     assert plain["aegis_jobs_created_total"] == plain["aegis_jobs_succeeded_total"] == 1
     assert plain["aegis_jobs_failed_total"] == 0
@@ -97,7 +97,7 @@ def test_a_job_s_life_in_numbers() -> None:
 
 
 def test_checks_and_rounds_by_gpu_type_workers_and_round() -> None:
-    found = of(desk(recovered().lines, 203.0))
+    found = of(controller(recovered().lines, 203.0))
     world = (("gpu_type", "none"), ("round", "1"), ("worker_num", "2"))
     assert found["aegis_bootcheck_seconds_count", world] == 1
     assert found["aegis_troubleshoot_seconds_count", world] == 1
@@ -109,7 +109,7 @@ def test_checks_and_rounds_by_gpu_type_workers_and_round() -> None:
 
 def test_a_recovery_s_segments_are_those_of_the_report() -> None:
     run = recovered()
-    found, (told,) = of(desk(run.lines, 203.0)), run.report().recoveries
+    found, (told,) = of(controller(run.lines, 203.0)), run.report().recoveries
     sums = {
         dict(labels)["segment"]: v
         for (name, labels), v in found.items()
@@ -127,14 +127,14 @@ def test_a_recovery_s_segments_are_those_of_the_report() -> None:
 
 def test_ettr_takes_off_recoveries_and_what_the_last_checkpoint_did_not_save() -> None:
     lines = recovered().lines
-    found = of(desk(lines, 500.0))
+    found = of(controller(lines, 500.0))
     # trained 0 to 150, of which the last checkpoint at 100 saved two thirds, and 152 to 203
     assert found["aegis_training_seconds", ()] == pytest.approx(100 + 51)
     assert found["aegis_ettr", ()] == pytest.approx(151 / 203), "what comes after the end doesn't count"
 
 
 def test_what_the_nodes_use_is_one_series_a_worker() -> None:
-    found = of(desk(Run().lines, 10.0))
+    found = of(controller(Run().lines, 10.0))
     worker = (("worker", "w0"),)
     assert found["aegis_node_cpu_cores", worker] == 3.5
     assert found["aegis_node_gpu_utilisation", worker] == 0.75
@@ -145,9 +145,9 @@ def test_what_the_nodes_use_is_one_series_a_worker() -> None:
 
 def test_another_master_counts_on_where_the_journal_ends() -> None:
     lines = recovered().lines
-    first = desk(lines, 203.0)
+    first = controller(lines, 203.0)
     half = len(lines) // 2
-    second = desk(lines[:half], 203.0)
+    second = controller(lines[:half], 203.0)
     clock = [0.0]
     second._now = lambda: clock[0]
     for walked in list(walk(lines))[half:]:
@@ -157,7 +157,7 @@ def test_another_master_counts_on_where_the_journal_ends() -> None:
 
 
 def test_every_metric_is_explained_and_every_explained_one_is_there() -> None:
-    text = scrape(desk(recovered().lines, 203.0))
+    text = scrape(controller(recovered().lines, 203.0))
     there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     explained = set(re.findall(r"^\| `(aegis_\w+)`", DOCS.read_text(), re.MULTILINE))
     assert there == explained
@@ -168,7 +168,7 @@ def test_every_metric_is_explained_and_every_explained_one_is_there() -> None:
 
 def test_it_answers_get_on_its_path_and_nothing_else() -> None:
     async def scenario() -> None:
-        served = desk(Run().lines, 10.0)
+        served = controller(Run().lines, 10.0)
         url = await served.open("127.0.0.1", 0)
         assert (await asyncio.to_thread(read, url.replace("/metrics", "/")))[0] == 404
         for request, answer in (
@@ -200,7 +200,7 @@ def test_idle_clients_neither_shut_others_out_for_ever_nor_outlive_it(
     monkeypatch.setattr("aegis_elastic.observe.endpoint.REQUEST_TIMEOUT_S", 0.3)
 
     async def scenario() -> None:
-        served = desk(Run().lines, 10.0)
+        served = controller(Run().lines, 10.0)
         url = await served.open("127.0.0.1", 0)
         port = int(url.split(":")[2].split("/")[0])
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CLIENTS_MAX + 3)]
@@ -219,14 +219,14 @@ def test_idle_clients_neither_shut_others_out_for_ever_nor_outlive_it(
 
 def test_a_port_that_is_taken_is_said_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        first, second = desk(Run().lines, 10.0), desk(Run().lines, 10.0)
+        first, second = controller(Run().lines, 10.0), controller(Run().lines, 10.0)
         port = int((await first.open("127.0.0.1", 0)).split(":")[2].split("/")[0])
         assert await second.open("127.0.0.1", port) == ""
-        desks = Desks()
-        desks.add(second)
-        desks.followed(Run().status, ())
-        assert desks.broken == {}
-        await desks.close()
+        controllers = Controllers()
+        controllers.add(second)
+        controllers.followed(Run().status, ())
+        assert controllers.broken == {}
+        await controllers.close()
         await first.close()
 
     asyncio.run(scenario())
@@ -235,7 +235,7 @@ def test_a_port_that_is_taken_is_said_and_harms_nobody(caplog: pytest.LogCapture
 
 def test_a_journal_that_makes_no_sense_costs_the_past_only(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
-    broken = desk([*run.lines, run.lines[0]], 10.0)
+    broken = controller([*run.lines, run.lines[0]], 10.0)
     assert "the metrics begin anew" in caplog.text
     assert of(broken)
 
@@ -246,7 +246,7 @@ def test_a_long_journal_costs_the_past_too_and_not_the_agents_patience(
     run = Run()
     adopt = line_of(9.0, len(run.lines) + 1, Adopt(run.status), adopted(run.status))
     monkeypatch.setattr(journal, "WALK_MAX", 2 * len(run.lines))
-    late = desk([*run.lines, adopt], 10.0)
+    late = controller([*run.lines, adopt], 10.0)
     assert "the metrics begin anew after a journal of" in caplog.text
     assert of(late)["aegis_incarnation", ()] == 1
 
@@ -257,7 +257,7 @@ def test_a_worker_that_makes_up_names_makes_no_series_without_end() -> None:
         run.tell(Noted("w0", "node0", f"made.up.{number}", "so", 1.0))
     found = {
         dict(labels)["code"]: n
-        for (name, labels), n in of(desk(run.lines, 9.0)).items()
+        for (name, labels), n in of(controller(run.lines, 9.0)).items()
         if "anomalies" in name
     }
     assert len(found) == 101
@@ -266,13 +266,13 @@ def test_a_worker_that_makes_up_names_makes_no_series_without_end() -> None:
 
 def test_a_desk_that_breaks_serves_no_old_numbers_and_costs_itself_only() -> None:
     async def scenario() -> None:
-        served, desks = desk(Run().lines, 10.0), Desks()
+        served, controllers = controller(Run().lines, 10.0), Controllers()
         url = await served.open("127.0.0.1", 0)
-        desks.add(served)
-        desks.followed(Run().status, (("no event", "no transition"),))  # type: ignore[arg-type]
-        assert set(desks.broken) == {"MetricsDesk"}
+        controllers.add(served)
+        controllers.followed(Run().status, (("no event", "no transition"),))  # type: ignore[arg-type]
+        assert set(controllers.broken) == {"MetricsController"}
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
-        await desks.close()
+        await controllers.close()
 
     asyncio.run(scenario())

@@ -92,7 +92,7 @@ class BatchJob:
         slurm: Cluster,
         *,
         nodes: int,
-        seats: str,
+        assignments: str,
         steps: int = 40,
         pause_s: float = 0.1,
         flags: Sequence[str] = (),
@@ -111,7 +111,16 @@ class BatchJob:
         self.state = slurm.root / "state-home"
         train = slurm.root / "train.py"
         train.write_text(TRAIN)
-        ours = ["aegis-run", "--nnodes", seats, "--nproc-per-node", "1", "--aegis-bootcheck", "env", *flags]
+        ours = [
+            "aegis-run",
+            "--nnodes",
+            assignments,
+            "--nproc-per-node",
+            "1",
+            "--aegis-bootcheck",
+            "env",
+            *flags,
+        ]
         script = _SCRIPT.format(
             before=before,
             srun="-N $SLURM_JOB_NUM_NODES -n $SLURM_JOB_NUM_NODES",

@@ -53,7 +53,7 @@ def ended(job: BatchJob) -> tuple[str, str]:
 
 
 def test_a_rank_is_killed_then_a_node_loses_power_and_a_spare_takes_its_seat(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=4, seats="3", steps=60)
+    job = BatchJob(slurm, nodes=4, assignments="3", steps=60)
     job.wait_step(5)
     os.kill(job.pid_of(1), signal.SIGKILL)
     job.wait_said(r"init rank \d+ of 3 start 1", 3)
@@ -75,7 +75,7 @@ def test_a_rank_is_killed_then_a_node_loses_power_and_a_spare_takes_its_seat(slu
 
 @pytest.mark.full
 def test_without_a_spare_the_world_shrinks(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="2:3", steps=60, flags=["--rdzv-conf", "last_call_timeout=2"])
+    job = BatchJob(slurm, nodes=3, assignments="2:3", steps=60, flags=["--rdzv-conf", "last_call_timeout=2"])
     job.wait_step(5)
     slurm.power_off("n3")
     job.wait_said(r"init rank \d of 2 start 1", 2)
@@ -86,7 +86,7 @@ def test_without_a_spare_the_world_shrinks(slurm: Cluster) -> None:
 
 @pytest.mark.full
 def test_scancel_leaves_nothing_running(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=100000)
     job.wait_step(3)
     assert len(job.processes()) > 3
     slurm.command(["scancel", str(job.number)])
@@ -96,7 +96,7 @@ def test_scancel_leaves_nothing_running(slurm: Cluster) -> None:
 
 @pytest.mark.full
 def test_the_step_alone_is_killed_and_leaves_nothing_running(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=100000)
     job.wait_step(3)
     assert len(job.processes()) > 3
     slurm.command(["scancel", "--signal=KILL", f"{job.number}.0"])
@@ -108,7 +108,7 @@ def test_the_step_alone_is_killed_and_leaves_nothing_running(slurm: Cluster) -> 
 @pytest.mark.full
 @pytest.mark.parametrize("signum", ["TERM", "INT", "HUP"])
 def test_a_signal_to_the_whole_job_leaves_nothing_running(slurm: Cluster, signum: str) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3", steps=100000)
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=100000)
     job.wait_step(3)
     slurm.command(["scancel", f"--signal={signum}", f"{job.number}.0"])
     state, code = ended(job)
@@ -118,7 +118,7 @@ def test_a_signal_to_the_whole_job_leaves_nothing_running(slurm: Cluster, signum
 
 @pytest.mark.full
 def test_a_launcher_that_is_killed_is_missed_and_leaves_nothing_behind(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=4, seats="3", steps=60)
+    job = BatchJob(slurm, nodes=4, assignments="3", steps=60)
     job.wait_step(3)
     before = set(job.processes())
     host = job.host_of(2)
@@ -137,7 +137,7 @@ def test_a_launcher_that_is_killed_is_missed_and_leaves_nothing_behind(slurm: Cl
 @pytest.mark.full
 def test_signals_of_the_user_reach_the_ranks_and_end_nobody(slurm: Cluster) -> None:
     trap = "trap 'echo batch script heard USR1' USR1"
-    job = BatchJob(slurm, nodes=2, seats="2", steps=60, before=trap)
+    job = BatchJob(slurm, nodes=2, assignments="2", steps=60, before=trap)
     job.wait_step(3)
     slurm.command(["scancel", "--signal=USR1", str(job.number)])
     job.wait_said("signal SIGUSR1", 2)
@@ -149,7 +149,7 @@ def test_signals_of_the_user_reach_the_ranks_and_end_nobody(slurm: Cluster) -> N
 
 @pytest.mark.full
 def test_a_pulled_cable_that_is_plugged_in_again_restarts_nobody(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3", steps=80)
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=80)
     job.wait_step(5)
     slurm.cut("n3")
     # Both of them wait: for what doesn't come. Shorter than any timeout, longer than any step.
@@ -163,7 +163,7 @@ def test_a_pulled_cable_that_is_plugged_in_again_restarts_nobody(slurm: Cluster)
 
 @pytest.mark.full
 def test_draining_a_node_does_not_touch_the_job_that_runs_there(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3", steps=60)
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=60)
     job.wait_step(3)
     slurm.command(["scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=maintenance"])
     assert ended(job) == ("COMPLETED", "0:0"), job.said
@@ -173,7 +173,7 @@ def test_draining_a_node_does_not_touch_the_job_that_runs_there(slurm: Cluster) 
 
 @pytest.mark.full
 def test_preempted_and_requeued_it_goes_on_at_its_checkpoint_with_its_accounts(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=5, seats="5", steps=60)
+    job = BatchJob(slurm, nodes=5, assignments="5", steps=60)
     job.wait_step(3)
     os.kill(job.pid_of(1), signal.SIGKILL)
     job.wait_said(r"init rank \d+ of 5 start 1", 5)
@@ -189,7 +189,7 @@ def test_preempted_and_requeued_it_goes_on_at_its_checkpoint_with_its_accounts(s
 
 @pytest.mark.full
 def test_too_few_nodes_left_it_asks_for_a_requeue_and_goes_on_elsewhere(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=3, seats="3", steps=60, flags=["--aegis-rejoin-timeout-s", "3"])
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=60, flags=["--aegis-rejoin-timeout-s", "3"])
     job.wait_step(5)
     slurm.power_off("n3")
     job.wait_said(r"init rank \d of 3 start 1", 3)
@@ -206,7 +206,11 @@ def test_too_few_nodes_left_it_asks_for_a_requeue_and_goes_on_elsewhere(slurm: C
 @pytest.mark.full
 def test_the_time_limit_ends_it_after_a_signal_that_the_ranks_hear(slurm: Cluster) -> None:
     job = BatchJob(
-        slurm, nodes=2, seats="2", steps=100000, options=["--time=1", "--signal=USR1@55", "--no-requeue"]
+        slurm,
+        nodes=2,
+        assignments="2",
+        steps=100000,
+        options=["--time=1", "--signal=USR1@55", "--no-requeue"],
     )
     job.wait_step(3)
     job.wait_said("signal SIGUSR1", 2)
@@ -224,7 +228,7 @@ def test_two_nodes_with_broken_gpus_are_drained_one_after_the_other(slurm: Clust
     state = f"FAKE_NVML_STATE={slurm.root}/gpus-$SLURMD_NODENAME"
     wrap = f"env LD_LIBRARY_PATH={nvidia} bash -c '{state} exec \"$@\"' -"
     flags = ["--aegis-gpus-per-node", "8", "--aegis-isolation", "slurm"]
-    job = BatchJob(slurm, nodes=5, seats="3", steps=120, flags=flags, wrap=wrap)
+    job = BatchJob(slurm, nodes=5, assignments="3", steps=120, flags=flags, wrap=wrap)
     job.wait_step(3)
     for start, (node, rank) in enumerate((("n2", 1), ("n3", 2)), 1):
         (slurm.root / f"gpus-{node}").write_text("* count 7\n")
@@ -248,7 +252,7 @@ def test_two_nodes_with_broken_gpus_are_drained_one_after_the_other(slurm: Clust
 @pytest.mark.full
 def test_a_standing_master_does_not_count_what_the_scheduler_takes_away(slurm: Cluster) -> None:
     master = standing(slurm, "--aegis-requeue", "on")
-    job = BatchJob(slurm, nodes=3, seats="3", steps=60, flags=APART)
+    job = BatchJob(slurm, nodes=3, assignments="3", steps=60, flags=APART)
     job.wait_step(3)
     # Longer than the master waits for agents to come back: it has missed them by the time they are requeued.
     slurm.submit("#!/bin/bash\nsrun sleep 20\n", "--partition=urgent", "--nodes=5", "--exclusive")
@@ -266,7 +270,7 @@ def test_a_standing_master_does_not_count_what_the_scheduler_takes_away(slurm: C
 @pytest.mark.full
 def test_the_head_node_is_lost_and_a_standing_master_leads_on(slurm: Cluster) -> None:
     master = standing(slurm)
-    job = BatchJob(slurm, nodes=4, seats="3", steps=60, flags=APART)
+    job = BatchJob(slurm, nodes=4, assignments="3", steps=60, flags=APART)
     job.wait_step(5)
     slurm.power_off("n1")
     job.wait_said(r"init rank \d of 3 start 1", 3)
@@ -280,7 +284,7 @@ def test_the_head_node_is_lost_and_a_standing_master_leads_on(slurm: Cluster) ->
 
 @pytest.mark.full
 def test_spares_wait_for_three_minutes_and_nobody_is_restarted(slurm: Cluster) -> None:
-    job = BatchJob(slurm, nodes=5, seats="3", steps=100000)
+    job = BatchJob(slurm, nodes=5, assignments="3", steps=100000)
     job.wait_step(3)
     began = time.monotonic()
     with pytest.raises(AssertionError):

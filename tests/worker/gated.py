@@ -14,9 +14,9 @@ from aegis_elastic.agents.guard.client import (
     Exited,
     GatePassed,
     GuardClient,
-    Held,
     RankSpec,
     SpareGone,
+    SpareReady,
     Stopped,
 )
 from aegis_elastic.worker.environment import prepare_env
@@ -88,13 +88,13 @@ class Stage:
         self.guard.spawn(self._generation, [spec])
         return self.end(spec)
 
-    def hold(self, spec: RankSpec, libraries: str = "plain", without: str = "") -> Held | SpareGone:
+    def hold(self, spec: RankSpec, libraries: str = "plain", without: str = "") -> SpareReady | SpareGone:
         """Start a spare called "s"; returns what it says."""
         early = {key: value for key, value in spec.env.items() if key not in LATE}
         gate = f"hold {libraries} {without}".rstrip()
         self.guard.hold("s", spec._replace(env=early, gate=gate))
         event = self.guard.wait_event(PATIENCE_S)
-        assert isinstance(event, (Held, SpareGone)), event
+        assert isinstance(event, (SpareReady, SpareGone)), event
         return event
 
     def go(self, spec: RankSpec) -> int:
@@ -109,7 +109,7 @@ class Stage:
     ) -> End:
         spec = self.spec(argv, env)
         held = self.hold(spec, libraries)
-        assert isinstance(held, Held), held
+        assert isinstance(held, SpareReady), held
         self.go(spec)
         return self.end(spec)
 

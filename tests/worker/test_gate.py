@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.agents.guard.client import GuardClient, Held, SpareGone
+from aegis_elastic.agents.guard.client import GuardClient, SpareGone, SpareReady
 from aegis_elastic.worker import preload
 from tests.agents.processes import ended, wait_files
 from tests.worker.gated import Stage
@@ -41,7 +41,7 @@ def test_installed_packages_are_imported_ahead_and_the_users_own_files_are_not(s
     env = package(stage, "print('imported once')")
     stage.write("beside.py", f"import heavy\nopen({str(stage.folder / 'touched')!r}, 'w')")
     spec = stage.spec([stage.write("train.py", SHOW + "\nimport beside")], env)
-    assert isinstance(stage.hold(spec), Held)
+    assert isinstance(stage.hold(spec), SpareReady)
     assert not (stage.folder / "touched").exists()
     assert not Path(spec.stdout).exists(), "the rank's log is opened at go"
     stage.go(spec)
@@ -68,10 +68,10 @@ def test_a_package_that_would_behave_otherwise_is_left_to_the_script(
     spec = stage.spec([script], env)
     said = stage.hold(spec)
     if not why:
-        assert isinstance(said, Held)
+        assert isinstance(said, SpareReady)
         return
     assert said == SpareGone("s", why, "heavy")
-    assert isinstance(stage.hold(spec, without="heavy"), Held), "without it, it can be held"
+    assert isinstance(stage.hold(spec, without="heavy"), SpareReady), "without it, it can be held"
     stage.go(spec)
     assert stage.end(spec).stdout.startswith("False False")
 
@@ -83,7 +83,7 @@ def test_who_looks_through_the_environment_for_variables_of_his_own_prefix_is_im
     theirs = "import os\nOWN = {key: value for key, value in os.environ.items() if key.startswith('TQDM_')}"
     env = package(stage, theirs, "tqdm") | package(stage, "import tqdm")
     spec = stage.spec([stage.write("train.py", SHOW)], env)
-    assert isinstance(stage.hold(spec), Held)
+    assert isinstance(stage.hold(spec), SpareReady)
     stage.go(spec)
     assert stage.end(spec).stdout == "True False ran\n"
 
@@ -96,7 +96,7 @@ def test_what_torch_cannot_import_ahead_of_its_own_does_not_cost_the_rest_of_it(
     assert isinstance(gone, SpareGone)
     assert gone.without == "torch._dynamo"
     held = stage.hold(spec, without=gone.without)
-    assert isinstance(held, Held), held
+    assert isinstance(held, SpareReady), held
 
 
 def test_a_file_beside_the_script_hides_what_was_imported_ahead(stage: Stage) -> None:

@@ -53,7 +53,7 @@ class _Folder:
         return [os.path.join(self.lister.top, path) for path in empty]
 
 
-class BoundaryWatcher:
+class CheckpointWatcher:
     """Tells of every checkpoint that completes while the ranks of this node run, if rank 0 is here."""
 
     name = "boundary"
@@ -95,7 +95,7 @@ class BoundaryWatcher:
         if not self._folders:
             return
         if self._thread is None:
-            if ranks.seat.group_rank != 0:
+            if ranks.assignment.group_rank != 0:
                 return
             self._thread = threading.Thread(target=self._run, name="aegis-boundary", daemon=True)
             self._thread.start()
@@ -190,7 +190,7 @@ class BoundaryWatcher:
             if self._incarnation:
                 self._look(None)
             self._incarnation = 0
-            if ranks is not None and ranks.seat.group_rank == 0:
+            if ranks is not None and ranks.assignment.group_rank == 0:
                 self._world_size = ranks.world_size
                 for folder in self._folders:
                     folder.memory.rebase(folder.lister.begin())

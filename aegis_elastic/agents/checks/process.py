@@ -55,7 +55,7 @@ def findings_of(results: Iterable[CheckResult]) -> tuple[Finding, ...]:
     )
 
 
-class Checker:
+class CheckRun:
     """One run of checks. Register its descriptor; when it is readable call `read`; `done` at the end."""
 
     def __init__(self, request: CheckRequest, process: ChecksProcess) -> None:

@@ -16,7 +16,7 @@ from aegis_elastic.checks.contract.budgets import DEFAULT_BUDGETS_S
 from aegis_elastic.checks.contract.request import CheckRequest, RankExit, Scalar, World
 from aegis_elastic.core.diagnosis.recovery import COLLECTIVE_CHECKS
 from aegis_elastic.core.protocol.orders import Order
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 _MEETING_CHECKS = frozenset({"health", *COLLECTIVE_CHECKS})
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -88,7 +88,7 @@ def look_request(me: Identity, settings: CheckSettings, pids: Mapping[int, int])
 
 def check_request(
     order: Order,
-    seat: Seat,
+    assignment: RankAssignment,
     me: Identity,
     settings: CheckSettings,
     gpus: int,
@@ -103,7 +103,7 @@ def check_request(
     world = None
     checks = order.checks
     if needs_store(order) and order.store:
-        world = world_of(order, seat, order.store, gpus)
+        world = world_of(order, assignment, order.store, gpus)
     elif needs_store(order):
         checks = tuple(check for check in checks if check not in _MEETING_CHECKS)
     return CheckRequest(
@@ -111,7 +111,7 @@ def check_request(
         worker=me.worker,
         node=me.node_name,
         paths={"shm": "/dev/shm", **settings.paths},
-        expected_gpus=expected_gpus(settings, gpus, seat.nproc),
+        expected_gpus=expected_gpus(settings, gpus, assignment.nproc),
         world=world,
         baseline=dict(baseline),
         budgets_s=dict(settings.budgets_s),
@@ -120,17 +120,17 @@ def check_request(
     )
 
 
-def world_of(order: Order, seat: Seat, store: str, gpus: int, tag: str = "") -> World:
+def world_of(order: Order, assignment: RankAssignment, store: str, gpus: int, tag: str = "") -> World:
     """Where this seat's checks meet the others' in the store at `store`."""
     host, port = split(store)
     return World(
-        group_rank=seat.group_rank,
-        group_world_size=len(order.seats),
-        rank_offset=seat.rank_offset,
-        world_size=sum(other.nproc for other in order.seats),
-        local_world_size=seat.nproc,
+        group_rank=assignment.group_rank,
+        group_world_size=len(order.assignments),
+        rank_offset=assignment.rank_offset,
+        world_size=sum(other.nproc for other in order.assignments),
+        local_world_size=assignment.nproc,
         master_addr=host,
         master_port=port,
-        device=device_of(gpus, seat.nproc),
+        device=device_of(gpus, assignment.nproc),
         tag=tag or str(order.seq_num),
     )

@@ -11,20 +11,20 @@ import msgspec
 
 from aegis_elastic.agents.checks import requests
 from aegis_elastic.agents.checks.forked_process import ChecksProcess
-from aegis_elastic.agents.checks.process import Checker, end_checks, findings_of, start_checks
+from aegis_elastic.agents.checks.process import CheckRun, end_checks, findings_of, start_checks
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.plane.link import Identity
 from aegis_elastic.checks.contract.request import CheckRequest, RankExit, Scalar
 from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.core.protocol.orders import Order
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.worker.environment import without_secrets
 
 Found = tuple[tuple[Finding, ...], tuple[CheckResult, ...]]
 
 
-class Checking:
+class CheckRunner:
     """Belongs to the agent's loop: it waits on `selector` for its results, and has no thread."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Checking:
         self._selector = selector
         self._narrate = narrate
         self._concluded = concluded
-        self._checker: Checker | None = None
+        self._checker: CheckRun | None = None
         self._ready = ready
         self._gpus = requests.count_gpus()
         self._baseline: dict[str, Scalar] = {}
@@ -81,7 +81,7 @@ class Checking:
         self._looked, self._then, self.took_s = (order.seq_num, []), then, 0.0
         self._ask(requests.look_request(self._me, self._settings, pids))
 
-    def begin(self, order: Order, seat: Seat) -> None:
+    def begin(self, order: Order, assignment: RankAssignment) -> None:
         """Run what the order asks of this seat, but for what has been seen already."""
         if self._looked[0] != order.seq_num:
             self._looked, self.took_s = (order.seq_num, []), 0.0
@@ -89,7 +89,7 @@ class Checking:
         left = msgspec.structs.replace(order, checks=tuple(c for c in order.checks if c not in seen))
         self._ask(
             requests.check_request(
-                left, seat, self._me, self._settings, self._gpus, self._baseline, self.exits
+                left, assignment, self._me, self._settings, self._gpus, self._baseline, self.exits
             )
         )
 
@@ -98,7 +98,7 @@ class Checking:
         process, self._ready = self._ready, None
         if process is None or process.poll() is not None:
             process = start_checks(without_secrets(os.environ))
-        self._checker = Checker(request, process)
+        self._checker = CheckRun(request, process)
         self._selector.register(self._checker, selectors.EVENT_READ, self._on_result)
 
     def _on_result(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from torch.distributed import TCPStore
 
 from aegis_elastic.agents.checks import requests
-from aegis_elastic.agents.checks.process import Checker, start_checks
+from aegis_elastic.agents.checks.process import CheckRun, start_checks
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.peers.stores import serve
 from aegis_elastic.agents.plane.link import Identity
@@ -32,7 +32,7 @@ SPARE_CHECKS: dict[str, tuple[str, ...]] = {
 NAME = "fitness"
 
 
-class Fitness:
+class SpareFitness:
     """Belongs to the agent's loop, which waits on `selector`; it has no thread."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Fitness:
         self._gpus = gpus
         self._selector = selector
         self._wake = wake
-        self._checker: Checker | None = None
+        self._checker: CheckRun | None = None
         self._store: TCPStore | None = None
         self._news: dict[str, Any] | None = None
 
@@ -78,7 +78,7 @@ class Fitness:
             world=self._own_world() if "health" in self._checks else None,
             budgets_s=dict(self._settings.budgets_s),
         )
-        self._checker = Checker(request, start_checks(without_secrets(os.environ)))
+        self._checker = CheckRun(request, start_checks(without_secrets(os.environ)))
         self._selector.register(self._checker, selectors.EVENT_READ, self._on_result)
 
     def _own_world(self) -> World:

@@ -121,7 +121,7 @@ class GatePassed(NamedTuple):
     local_rank: int
 
 
-class Held(NamedTuple):
+class SpareReady(NamedTuple):
     """A spare is past its imports and waits. ``seconds``: what they took."""
 
     spare: str
@@ -138,8 +138,8 @@ class SpareGone(NamedTuple):
     without: str
 
 
-Event = Exited | Stopped | GuardDied | GatePassed | Held | SpareGone
-_NOTES = {"gate": GatePassed, "held": Held, "spare_gone": SpareGone}
+Event = Exited | Stopped | GuardDied | GatePassed | SpareReady | SpareGone
+_NOTES = {"gate": GatePassed, "held": SpareReady, "spare_gone": SpareGone}
 
 
 def _portable(text: str) -> str:

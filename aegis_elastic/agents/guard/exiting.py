@@ -27,7 +27,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Leavers:
+class ExitingRanks:
     """Watches the error files of one generation. Where it can't, a rank's end is seen when it has ended."""
 
     def __init__(self, poll: select.epoll) -> None:

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 if TYPE_CHECKING or __name__ != "__main__":
-    from aegis_elastic.agents.guard.exiting import Leavers
-    from aegis_elastic.agents.guard.held import SpareRoom
+    from aegis_elastic.agents.guard.exiting import ExitingRanks
+    from aegis_elastic.agents.guard.held import HeldSpares
     from aegis_elastic.agents.guard.processes import (
         FORWARDED,
         PR_SET_CHILD_SUBREAPER,
@@ -65,8 +65,8 @@ else:
     # run as a program: isolated, so without the package. Last on the path, so that no stdlib module is
     # shadowed
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    from exiting import Leavers
-    from held import SpareRoom
+    from exiting import ExitingRanks
+    from held import HeldSpares
     from processes import (
         FORWARDED,
         PR_SET_CHILD_SUBREAPER,
@@ -107,7 +107,7 @@ class Guard:
         self._killed: set[int] = set()
         self._unkillable: set[int] = set()  # given up: survived SIGKILL for kill_wait_s
         self._closing = self._finished = False
-        self._inbox = self._outbox = b""
+        self._mailbox = self._outbox = b""
         self._wake_fd, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
         for signum in (*FORWARDED, signal.SIGCHLD):
@@ -118,8 +118,8 @@ class Guard:
         self._poll = select.epoll()
         for fd in (channel.fileno(), self._wake_fd, self._launcher_fd):
             self._poll.register(fd, select.EPOLLIN)
-        self._spares = SpareRoom(self._poll, self._send)
-        self._leavers = Leavers(self._poll)
+        self._spares = HeldSpares(self._poll, self._send)
+        self._leavers = ExitingRanks(self._poll)
         self._gates: dict[int, tuple[socket.socket, Rank]] = {}  # cold ranks that may tell of the gate
 
     def run(self) -> None:
@@ -203,7 +203,7 @@ class Guard:
         if not data:
             self._launcher_gone()
             return
-        *lines, self._inbox = (self._inbox + data).split(b"\n")
+        *lines, self._mailbox = (self._mailbox + data).split(b"\n")
         for line in lines:
             command = json.loads(line)
             operation = command["op"]

@@ -50,7 +50,7 @@ class Spare:
         self.held = False
 
 
-class SpareRoom:
+class HeldSpares:
     """All spares of a guard. ``poll`` is the guard's; ``send`` tells the launcher."""
 
     def __init__(self, poll: select.epoll, send: Callable[[dict[str, Any]], None]) -> None:

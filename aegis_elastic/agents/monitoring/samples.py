@@ -23,7 +23,7 @@ class Sampler:
     """From the thread that owns it; `close` it."""
 
     def __init__(self, ranks: Watched, cards: Gpus) -> None:
-        self._local = {rank: rank - ranks.seat.rank_offset for rank in ranks.pids}
+        self._local = {rank: rank - ranks.assignment.rank_offset for rank in ranks.pids}
         self._trees = procfs.Trees(ranks.pids)
         self._node_reader = procfs.NodeReader()
         self._node = self._node_reader.read()

@@ -90,7 +90,7 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class Shelf:
+class StorePool:
     """Keeps one store ready, and holds those in use. `on_ready(address)` is called from the shelf's own
     thread.
     """

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 LookUp = Callable[[str], tuple[str, ...]]
 
 
-class Door:
+class PlaneAddress:
     """Everything here blocks; call it from a thread that may wait."""
 
     def __init__(

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aegis_elastic.agents.mailbox import Inbox
-from aegis_elastic.agents.plane.address import Door, LookUp
-from aegis_elastic.agents.plane.notes import Noting
-from aegis_elastic.agents.plane.trimmed_report import wordless
+from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.agents.plane.address import LookUp, PlaneAddress
+from aegis_elastic.agents.plane.notes import NoteDelivery
+from aegis_elastic.agents.plane.trimmed_report import without_texts
 from aegis_elastic.bus import subjects
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import address, first_contact
@@ -100,7 +100,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class RenewSelf:
+class ReexecRequested:
     """The master wants a clean process in our place (level 2)."""
 
     reason: str
@@ -115,7 +115,7 @@ class BusChanged:
 
 
 @dataclass(frozen=True)
-class Farewell:
+class FinalReportArrived:
     """The job's final report, as the master wrote it."""
 
     report: Report
@@ -129,14 +129,16 @@ class PlaneLink:
         identity: Identity,
         endpoint: tuple[str, int],
         secret: bytes | None,
-        inbox: Inbox,
+        mailbox: Mailbox,
         parks: bool = False,
         look_up: LookUp = address.look_up,
     ) -> None:
-        """`endpoint`: see `Door`. `parks`: sent away, stay on the bus and listen for the end of the job."""
+        """`endpoint`: see `PlaneAddress`. `parks`: sent away, stay on the bus and listen for the end of the
+        job.
+        """
         self._identity = identity
-        self._door = Door(endpoint, self._hello, secret, look_up)
-        self._inbox = inbox
+        self._address = PlaneAddress(endpoint, self._hello, secret, look_up)
+        self._mailbox = mailbox
         self._parks = parks
         self._parked = False
         self._key = NKey.generate()
@@ -157,7 +159,7 @@ class PlaneLink:
         self._place: Place | None = None
         self._jwt = ""
         writer = (identity.namespace, identity.job, identity.worker, identity.uid)
-        self._noting = Noting(Note(*writer, 0, ()), self._door, self._key)
+        self._notes = NoteDelivery(Note(*writer, 0, ()), self._address, self._key)
 
     @property
     def identity(self) -> Identity:
@@ -203,12 +205,12 @@ class PlaneLink:
             self._report = messages.encode(message)
         except BadMessage as error:
             logger.error("told without the ranks' own words: %s", error)
-            self._report = messages.encode(msgspec.structs.replace(message, data=wordless(data)))
+            self._report = messages.encode(msgspec.structs.replace(message, data=without_texts(data)))
         self._poke()
 
     def note(self, anomalies: Sequence[Anomaly]) -> None:
         """Tell the master of these, once each, as soon as it can be reached. From any thread."""
-        self._noting.put(anomalies)
+        self._notes.put(anomalies)
 
     def introduce(self, reason: str) -> None:
         """Make first contact again, as whom we are."""
@@ -235,7 +237,7 @@ class PlaneLink:
             asyncio.run(self._live())
         except Exception as error:  # the thread's last resort: the agent must hear of it, and train on
             logger.exception("the link to the control plane broke")
-            self._inbox.put(NotJoined(f"our link to the control plane broke: {error}"))
+            self._mailbox.put(NotJoined(f"our link to the control plane broke: {error}"))
 
     async def _live(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
@@ -248,16 +250,16 @@ class PlaneLink:
                 break
             except BusError as error:
                 # Its port may be blocked although the door is open: that is no way to join either.
-                where = place.bus_url(self._door.host)
+                where = place.bus_url(self._address.host)
                 self._note_late(f"cannot reach the bus at {where}: {error}")
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
-        self._door.certificate = place.certificate_pem
+        self._address.certificate = place.certificate_pem
         if place.welcome.parked:
             self._park(place.welcome.parked)
         else:
-            self._inbox.put(Joined(place.welcome, place.proven))
-        noting = asyncio.create_task(self._noting.deliver(self._whereabouts), name="aegis notes")
+            self._mailbox.put(Joined(place.welcome, place.proven))
+        noting = asyncio.create_task(self._notes.deliver(self._whereabouts), name="aegis notes")
         noting.add_done_callback(_log_failure)
         try:
             await self._heartbeats()
@@ -275,10 +277,10 @@ class PlaneLink:
         attempt = 0
         while not self._closing.is_set():
             try:
-                return await asyncio.to_thread(self._door.knock, self._attempt_s())
+                return await asyncio.to_thread(self._address.knock, self._attempt_s())
             except ContactError as error:
                 if not error.retry:
-                    self._inbox.put(Refused(str(error), usage=not isinstance(error, Dismissed)))
+                    self._mailbox.put(Refused(str(error), usage=not isinstance(error, Dismissed)))
                     return None
                 self._note_late(str(error))
             attempt += 1
@@ -296,7 +298,7 @@ class PlaneLink:
         """Tell the agent, once, that joining takes longer than the timeout."""
         if not self._late and time.monotonic() - self._started_s >= self._join_timeout_s:
             self._late = True
-            self._inbox.put(NotJoined(reason))
+            self._mailbox.put(NotJoined(reason))
 
     def _hello(self) -> Hello:
         me = self._identity
@@ -318,12 +320,12 @@ class PlaneLink:
     async def _join_bus(self, place: Place) -> None:
         me = self._identity
         self._bus = await BusConnection.connect(
-            [place.bus_url(self._door.host)],
+            [place.bus_url(self._address.host)],
             Credentials(self._key, place.welcome.jwt),
             name=me.uid,
             ca_pem=place.bus_ca,
             on_disconnect=self._on_bus_gone,
-            on_reconnect=lambda: self._inbox.put(BusChanged(True)),
+            on_reconnect=lambda: self._mailbox.put(BusChanged(True)),
             on_violation=lambda text: logger.error("the bus refused us something: %s", text),
             on_refused=lambda text: self._again(f"the bus refuses our credentials: {text}"),
             timeout_s=self._attempt_s(),
@@ -333,7 +335,7 @@ class PlaneLink:
         await self._bus.subscribe(subjects.order(me.namespace, me.job, me.worker), self._take_word)
 
     def _on_bus_gone(self, reason: str) -> None:
-        self._inbox.put(BusChanged(False, reason))
+        self._mailbox.put(BusChanged(False, reason))
         if self._seeking is None or self._seeking.done():
             self._seeking = asyncio.create_task(self._seek(), name="aegis seeking the plane")
             self._seeking.add_done_callback(_log_failure)
@@ -344,7 +346,7 @@ class PlaneLink:
             await asyncio.sleep(SEEK_S * random.uniform(0.8, 1.2))
             if self.connected:
                 return
-            if await asyncio.to_thread(self._door.moved):
+            if await asyncio.to_thread(self._address.moved):
                 self._again("the control plane is at another address")
 
     async def _heartbeats(self) -> None:
@@ -376,7 +378,7 @@ class PlaneLink:
             return
         if isinstance(message.data, Order):
             self._heard = (message.time_stamp, here)
-            self._inbox.put(message.data)
+            self._mailbox.put(message.data)
 
     async def _take_word(self, arrived: BusMessage) -> None:
         try:
@@ -386,28 +388,28 @@ class PlaneLink:
             return
         if word.uid != self._identity.uid:
             return
-        if isinstance(word, directives.Renewal):
+        if isinstance(word, directives.JwtRenewal):
             await self._take_jwt(word.jwt)
         elif isinstance(word, directives.Dismissal):
             if self._parks:
                 self._park(word.reason)
             else:
-                self._inbox.put(Refused(word.reason, usage=False))
+                self._mailbox.put(Refused(word.reason, usage=False))
         elif self._parked:
             return  # Nothing is said to those who have no part, but how it ended.
-        elif isinstance(word, directives.Look):
-            self._inbox.put(word)
-        elif isinstance(word, directives.Recall):
+        elif isinstance(word, directives.OperatorCheck):
+            self._mailbox.put(word)
+        elif isinstance(word, directives.Rejoin):
             self._again(word.reason)
         elif isinstance(word, directives.Renew):
-            self._inbox.put(RenewSelf(word.reason))
+            self._mailbox.put(ReexecRequested(word.reason))
         else:
-            self._inbox.put(Farewell(word.report))
+            self._mailbox.put(FinalReportArrived(word.report))
 
     def _park(self, reason: str) -> None:
         """From now on only listen."""
         self._parked = True
-        self._inbox.put(Refused(reason, usage=False, parked=True))
+        self._mailbox.put(Refused(reason, usage=False, parked=True))
 
     def _again(self, reason: str) -> None:
         """Introduce ourselves anew: the plane doesn't know us any more, or our JWT runs out."""
@@ -424,14 +426,14 @@ class PlaneLink:
         if place is not None:
             assert self._bus is not None
             self._place = place
-            self._bus.move([place.bus_url(self._door.host)])
+            self._bus.move([place.bus_url(self._address.host)])
             await self._take_jwt(place.welcome.jwt)
             if place.welcome.parked:
                 self._park(place.welcome.parked)
             elif self._parked or place.welcome.generation != self._generation:
                 self._parked = False
                 self._generation = place.welcome.generation
-                self._inbox.put(Joined(place.welcome, place.proven))
+                self._mailbox.put(Joined(place.welcome, place.proven))
 
     async def _take_jwt(self, jwt: str) -> None:
         assert self._bus is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from aegis_elastic.agents.plane.address import Door
+from aegis_elastic.agents.plane.address import PlaneAddress
 from aegis_elastic.bus.contact import notes
 from aegis_elastic.bus.contact.first_contact import Place
 from aegis_elastic.bus.contact.notes import Note, NoteRefused
@@ -25,15 +25,15 @@ SPREAD_S = 1.0
 RETRY_S, RETRY_S_MAX = 2.0, 60.0
 
 
-class Noting:
+class NoteDelivery:
     """`put` from any thread; `deliver` is a task of the link's loop, once first contact has been made."""
 
-    def __init__(self, blank: Note, door: Door, key: NKey) -> None:
+    def __init__(self, blank: Note, door: PlaneAddress, key: NKey) -> None:
         """`blank`: a note with nothing in it but who writes. `key` is the one that the writer's JWT is
         for.
         """
         self._blank = blank
-        self._door = door
+        self._address = door
         self._key = key
         self._kept: deque[Anomaly] = deque(maxlen=KEPT_MAX)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -71,7 +71,7 @@ class Noting:
         while True:
             where, jwt = place()
             try:
-                host, port = self._door.host, self._door.port
+                host, port = self._address.host, self._address.port
                 await asyncio.to_thread(
                     notes.send, host, port, where.certificate_pem, self._key, jwt, note, TIMEOUT_S
                 )

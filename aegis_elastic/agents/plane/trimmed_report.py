@@ -8,7 +8,7 @@ from aegis_elastic.core.model import Failure
 from aegis_elastic.core.protocol.messages import ReportData
 
 
-def wordless(data: ReportData) -> ReportData:
+def without_texts(data: ReportData) -> ReportData:
     """The same report, small and printable: no output, no tracebacks, no check results."""
 
     def bare(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:

@@ -14,7 +14,7 @@ def told(failure: Failure) -> str:
     return f"rank {failure.rank} ended with {how}{what}"
 
 
-def told_all(failures: tuple[Failure, ...]) -> str:
+def describe_exits(failures: tuple[Failure, ...]) -> str:
     """How a node's ranks ended: those that failed, by rank, the first few of many."""
     if not failures:
         return "every rank ended with exit code 0"

@@ -17,7 +17,7 @@ from aegis_elastic.agents.ranks.warm_spares import Spares
 from aegis_elastic.checks.contract.request import RankExit
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.protocol.orders import Order
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 LAST_LINES = 20
 TAIL_BYTES = 16384
@@ -36,8 +36,10 @@ class Context(Protocol):
 class RankGroup:
     """The ranks of one incarnation on this node. Made by `start`; events of the guard go to `on_event`."""
 
-    def __init__(self, context: Context, seat: Seat, incarnation: int, generation: int) -> None:
-        self.seat = seat
+    def __init__(
+        self, context: Context, assignment: RankAssignment, incarnation: int, generation: int
+    ) -> None:
+        self.assignment = assignment
         self.incarnation = incarnation
         self.generation = generation
         self.started_s = time.monotonic()
@@ -56,19 +58,19 @@ class RankGroup:
         agent: SeamAgent,
         guard: GuardClient,
         order: Order,
-        seat: Seat,
+        assignment: RankAssignment,
         generation: int,
         spares: Spares | None = None,
     ) -> RankGroup:
         """Start the ranks that this order seats here. SpawnError, GuardError as the seam says."""
         host, port = split(order.store)
-        world_size = sum(other.nproc for other in order.seats)
+        world_size = sum(other.nproc for other in order.assignments)
         context = agent.start_ranks(
-            group_rank=seat.group_rank,
-            group_world_size=len(order.seats),
-            rank_offset=seat.rank_offset,
+            group_rank=assignment.group_rank,
+            group_world_size=len(order.assignments),
+            rank_offset=assignment.rank_offset,
             world_size=world_size,
-            role_rank_offset=seat.rank_offset,
+            role_rank_offset=assignment.rank_offset,
             role_world_size=world_size,
             master_addr=host,
             master_port=port,
@@ -77,7 +79,7 @@ class RankGroup:
             generation=generation,
             spares=spares,
         )
-        return cls(context, seat, order.incarnation, generation)
+        return cls(context, assignment, order.incarnation, generation)
 
     @property
     def running(self) -> bool:
@@ -88,15 +90,17 @@ class RankGroup:
     def pids(self) -> dict[int, int]:
         """Global rank -> pid of the ranks that live."""
         pids = self._context.pids()
-        return {self.seat.rank_offset + local: pids[local] for local in sorted(self._running)}
+        return {self.assignment.rank_offset + local: pids[local] for local in sorted(self._running)}
 
     @property
     def logs(self) -> dict[int, tuple[str, ...]]:
         """Global rank -> the files that its stdout and stderr go to; none where they go past us."""
         files = {}
-        for local in range(self.seat.nproc):
+        for local in range(self.assignment.nproc):
             streams = self._context.stdouts.get(local, ""), self._context.stderrs.get(local, "")
-            files[self.seat.rank_offset + local] = tuple(dict.fromkeys(path for path in streams if path))
+            files[self.assignment.rank_offset + local] = tuple(
+                dict.fromkeys(path for path in streams if path)
+            )
         return files
 
     @property
@@ -126,7 +130,7 @@ class RankGroup:
     def exits(self) -> dict[int, RankExit]:
         """Global rank -> how it ended, of those that ended badly by themselves."""
         return {
-            self.seat.rank_offset + local: RankExit(
+            self.assignment.rank_offset + local: RankExit(
                 exited.exit_code, _signal_name(exited.signal), pid=exited.pid
             )
             for local, exited in self._exits.items()
@@ -143,7 +147,7 @@ class RankGroup:
         found = failure_of(exited, self._context.error_files.get(exited.local_rank, ""))
         last_lines = _last_lines(self._context.stderrs, exited.local_rank, found.traceback)
         return Failure(
-            rank=self.seat.rank_offset + exited.local_rank,
+            rank=self.assignment.rank_offset + exited.local_rank,
             local_rank=exited.local_rank,
             time=exited.wall_s,
             exit_code=exited.exit_code,
@@ -158,7 +162,7 @@ class RankGroup:
         """What was heard before the last lines, and is not among them: a thousand lines may follow a
         cause.
         """
-        before = self.words(self.seat.rank_offset + exited.local_rank)
+        before = self.words(self.assignment.rank_offset + exited.local_rank)
         return (*(word for word in before if word not in last_lines), *last_lines)
 
 

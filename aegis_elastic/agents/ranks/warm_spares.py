@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aegis_elastic.agents.guard.client import GatePassed, GuardClient, Held, RankSpec, SpareGone
+from aegis_elastic.agents.guard.client import GatePassed, GuardClient, RankSpec, SpareGone, SpareReady
 from aegis_elastic.worker.gate import LATE
 from aegis_elastic.worker.preload import command
 
@@ -214,7 +214,7 @@ class Spares:
             self._running[spec.local_rank] = spec, pids[spec.local_rank]
         self.due_s = self._settled_s = time.monotonic() + SETTLE_S
 
-    def on_event(self, event: GatePassed | Held | SpareGone) -> None:
+    def on_event(self, event: GatePassed | SpareReady | SpareGone) -> None:
         """Note what the guard says of gates and spares."""
         if isinstance(event, GatePassed):
             if event.generation == self._generation:
@@ -229,7 +229,7 @@ class Spares:
         if not named:
             return  # dropped, or a rank by now
         local_rank, spare = named[0]
-        if isinstance(event, Held):
+        if isinstance(event, SpareReady):
             spare.held = True
             self._failures = 0
             if self.held == len(self._passed & self._running.keys()):
@@ -245,10 +245,10 @@ class Spares:
         if self._running:
             self.due_s = time.monotonic()
 
-    def _on_probe(self, event: Held | SpareGone) -> None:
+    def _on_probe(self, event: SpareReady | SpareGone) -> None:
         self._guard.drop(self._probe)
         self._probe = ""
-        if isinstance(event, Held):
+        if isinstance(event, SpareReady):
             self._passed |= self._running.keys()
             self.due_s = time.monotonic()
         else:

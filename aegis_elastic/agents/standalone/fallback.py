@@ -23,7 +23,7 @@ from aegis_elastic.agents.peers.stores import JOIN_S, StoreGone, connect, serve
 from aegis_elastic.agents.plane.link import Identity
 from aegis_elastic.core.model import Phase, Worker
 from aegis_elastic.core.protocol.orders import Action, Order
-from aegis_elastic.core.rank_assignment import first_order, seating
+from aegis_elastic.core.rank_assignment import assign_ranks, first_order
 
 COUNT_KEY = "aegis/fallback/count"
 MEMBER_KEY = "aegis/fallback/member/"
@@ -159,7 +159,7 @@ def _order(workers: tuple[Worker, ...], max_restarts: int) -> Order:
         seq_num=0,
         incarnation=1,
         action=Action.RUN,
-        seats=seating(workers),
+        assignments=assign_ranks(workers),
         store=workers[0].store,
         checks=(),
         restart_count=0,

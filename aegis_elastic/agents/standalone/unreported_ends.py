@@ -20,7 +20,7 @@ from aegis_elastic.core.retry_accounts import charge, exceeded
 OVERRULED_S = 5.0
 
 
-class Ledger:
+class UnreportedEnds:
     """The ends that the plane doesn't know of yet, and the count that follows from them."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from aegis_elastic.core.protocol.messages import WATCHED_BYTES_MAX
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Watched:
     """
 
     incarnation: int
-    seat: Seat
+    assignment: RankAssignment
     pids: Mapping[int, int]
     logs: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     workdir: Path = field(default_factory=Path.cwd)
@@ -69,7 +69,7 @@ class Watcher(Protocol):
 
 
 @runtime_checkable
-class Listener(Protocol):
+class LogListener(Protocol):
     """A watcher that reads along what ranks write."""
 
     def words(self, rank: int) -> Sequence[str]:
@@ -77,7 +77,7 @@ class Listener(Protocol):
 
 
 @runtime_checkable
-class Witness(Protocol):
+class ClueSource(Protocol):
     """A watcher that knows something of a failure which the failure itself doesn't say."""
 
     def clues(self) -> Sequence[str]:
@@ -139,7 +139,7 @@ class Watchers:
         """What this rank has said of importance, however long before its end."""
         said: list[str] = []
         self._each(
-            lambda watcher: said.extend(watcher.words(rank)) if isinstance(watcher, Listener) else None
+            lambda watcher: said.extend(watcher.words(rank)) if isinstance(watcher, LogListener) else None
         )
         return tuple(said)
 
@@ -151,7 +151,7 @@ class Watchers:
     def clues(self) -> tuple[str, ...]:
         """What they know of a failure that is being told, in the words of `core.diagnosis.recovery`."""
         known: list[str] = []
-        self._each(lambda watcher: known.extend(watcher.clues()) if isinstance(watcher, Witness) else None)
+        self._each(lambda watcher: known.extend(watcher.clues()) if isinstance(watcher, ClueSource) else None)
         return tuple(known)
 
     def _wake_once(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.agents.checks import burn
-from aegis_elastic.agents.checks.process import Checker, start_checks
+from aegis_elastic.agents.checks.process import CheckRun, start_checks
 from aegis_elastic.agents.checks.requests import CheckSettings, count_gpus, device_of, expected_gpus
 from aegis_elastic.agents.plane.link import Identity
 from aegis_elastic.agents.watch.contract import Watched
@@ -26,7 +26,7 @@ from aegis_elastic.checks.contract.burn_protocol import Progress, Request
 from aegis_elastic.checks.contract.request import CheckRequest, World
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.core.protocol import operator_checks
-from aegis_elastic.core.protocol.directives import Look
+from aegis_elastic.core.protocol.directives import OperatorCheck
 from aegis_elastic.core.protocol.messages import WATCHED_BYTES_MAX
 from aegis_elastic.core.protocol.operator_checks import Answer, Device
 from aegis_elastic.worker.environment import without_secrets
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 JOIN_S = 5.0
 
 
-class Looking:
+class OperatorCheckWatcher:
     """All methods but the thread's are called from the agent's loop."""
 
     name = operator_checks.NAME
@@ -76,7 +76,7 @@ class Looking:
         told: Mapping[str, Any] = msgspec.to_builtins(answer)
         return told
 
-    def begin(self, look: Look) -> None:
+    def begin(self, look: OperatorCheck) -> None:
         """Do what this look asks, unless it is the one that is being done, or done, already."""
         with self._lock:
             if self._answer is not None and self._answer.look == look.look:
@@ -109,7 +109,7 @@ class Looking:
 
     # ------------------------------------------------------------ in the thread
 
-    def _run(self, look: Look, pids: dict[int, int]) -> None:
+    def _run(self, look: OperatorCheck, pids: dict[int, int]) -> None:
         # The checks die with the thread that started them: this one sees them to their end.
         why = ""
         try:
@@ -122,7 +122,7 @@ class Looking:
             logger.warning("%s", why)
         self._tell(done=True, why=why)
 
-    def _request(self, look: Look, pids: dict[int, int]) -> CheckRequest:
+    def _request(self, look: OperatorCheck, pids: dict[int, int]) -> CheckRequest:
         world = None
         if look.world:
             device = device_of(self._gpus, int(look.world.get("localWorldSize", 1)))
@@ -139,7 +139,7 @@ class Looking:
         )
 
     def _check(self, request: CheckRequest) -> None:
-        checker = Checker(request, self._own(start_checks(without_secrets(os.environ))))
+        checker = CheckRun(request, self._own(start_checks(without_secrets(os.environ))))
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(checker, selectors.EVENT_READ)

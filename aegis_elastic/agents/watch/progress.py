@@ -50,7 +50,7 @@ CLOSE_S = 2.0
 PATH_CHARS = 2048
 
 
-class PaceWatcher:
+class ProgressWatcher:
     """One thread, one folder with the ranks' slots. `floor_s`: shorter pauses than this mean nothing."""
 
     name = "progress"

@@ -182,9 +182,9 @@ class _Stopwatch:
         # All must repeat it equally often. And nobody begins before all are through, or the wait for a
         # partner that is still busy with a slow one would count as slowness.
         dist.all_reduce(first_s, dist.ReduceOp.MAX)
-        fitting = int(limit_s / max(1e-9, float(first_s)))
+        fit_report = int(limit_s / max(1e-9, float(first_s)))
         return statistics.median(
-            self._once_s(operation) for _ in range(max(1, min(repetitions, fitting - 1)))
+            self._once_s(operation) for _ in range(max(1, min(repetitions, fit_report - 1)))
         )
 
     def _once_s(self, operation: Callable[[], None]) -> float:

@@ -62,7 +62,7 @@ _decoder = msgspec.json.Decoder(BoundaryFacts)
 _saver_decoder = msgspec.json.Decoder(SaverFacts)
 
 
-class BoundaryDesk:
+class CheckpointController:
     """One job's."""
 
     def __init__(self, feed: Callable[[Event], None]) -> None:

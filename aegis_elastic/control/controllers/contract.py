@@ -29,9 +29,9 @@ _Result = TypeVar("_Result")
 
 # Looks at a node before its agent's Join is decided on; returns how risky it is
 # (`core.policy.node_records.score`).
-Porter = Callable[[str], Awaitable[float]]
+AdmissionCheck = Callable[[str], Awaitable[float]]
 # Answers one operation of `aegisctl`. ValueError says why it can't.
-Clerk = Callable[[dict[str, Any]], Awaitable[Any]]
+AdminHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -52,7 +52,7 @@ class Decided(NamedTuple):
     made: Transition
 
 
-class Desk(Protocol):
+class Controller(Protocol):
     """One watcher. All calls come from the master's loop and return at once; what waits for IO is a task of
     the desk's own, which gives its events to the `feed` that the desk got when it was made.
     """
@@ -73,30 +73,30 @@ class Desk(Protocol):
         """The master ends: end every task and give everything back."""
 
 
-class Desks:
+class Controllers:
     """All desks of one master."""
 
     def __init__(self) -> None:
-        self._desks: dict[str, Desk] = {}
+        self._desks: dict[str, Controller] = {}
         self._broken: dict[str, str] = {}
-        self._porters: dict[str, Porter] = {}
+        self._porters: dict[str, AdmissionCheck] = {}
         # Those put aside whose tasks are being ended, or will be as soon as there is a loop.
-        self._aside: dict[str, Desk] = {}
+        self._aside: dict[str, Controller] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._shared: list[Callable[[], Awaitable[None]]] = []
-        self.clerks: dict[str, Clerk] = {}
+        self.admin_handlers: dict[str, AdminHandler] = {}
 
-    def add(self, desk: Desk) -> None:
+    def add(self, controller: Controller) -> None:
         """Take this desk in, under its class's name."""
-        self._desks[type(desk).__name__] = desk
+        self._desks[type(controller).__name__] = controller
 
     def at_the_end(self, give_back: Callable[[], Awaitable[None]]) -> None:
         """Have this called when all desks are closed: it gives back what several of them use."""
         self._shared.append(give_back)
 
-    def watch_the_door(self, desk: Desk, porter: Porter) -> None:
+    def watch_the_door(self, controller: Controller, porter: AdmissionCheck) -> None:
         """Have this desk look at every node before its agent takes part."""
-        self._porters[type(desk).__name__] = porter
+        self._porters[type(controller).__name__] = porter
 
     async def before_join(self, node_name: str) -> float:
         """Have everybody look at a node; returns the highest risk that anybody sees."""
@@ -112,31 +112,31 @@ class Desks:
 
     def heard(self, message: Message, now_s: float) -> None:
         """Tell everybody of a report."""
-        for name, desk in [*self._desks.items()]:
-            self._ask(name, lambda desk=desk: desk.heard(message, now_s), None)  # type: ignore[misc]
+        for name, controller in [*self._desks.items()]:
+            self._ask(name, lambda controller=controller: controller.heard(message, now_s), None)  # type: ignore[misc]
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
         """Tell everybody what has been decided."""
-        for name, desk in [*self._desks.items()]:
-            self._ask(name, lambda desk=desk: desk.followed(status, done), None)  # type: ignore[misc]
+        for name, controller in [*self._desks.items()]:
+            self._ask(name, lambda controller=controller: controller.followed(status, done), None)  # type: ignore[misc]
 
     def due_s(self) -> float:
         """When the next one wants its turn."""
-        dues = [self._ask(name, desk.due_s, math.inf) for name, desk in [*self._desks.items()]]
+        dues = [self._ask(name, controller.due_s, math.inf) for name, controller in [*self._desks.items()]]
         return min(dues, default=math.inf)
 
     def turn(self, now_s: float) -> list[Event]:
         """The events of all whose time has come."""
         events: list[Event] = []
-        for name, desk in [*self._desks.items()]:
-            if self._ask(name, desk.due_s, math.inf) <= now_s:
-                events += self._ask(name, lambda desk=desk: desk.turn(now_s), ())  # type: ignore[misc]
+        for name, controller in [*self._desks.items()]:
+            if self._ask(name, controller.due_s, math.inf) <= now_s:
+                events += self._ask(name, lambda controller=controller: controller.turn(now_s), ())  # type: ignore[misc]
         return events
 
     async def close(self) -> None:
         """End them all."""
-        for name, desk in [*self._desks.items()]:
-            await self._await(name, desk.close(), None, breaks=False)
+        for name, controller in [*self._desks.items()]:
+            await self._await(name, controller.close(), None, breaks=False)
         self._desks.clear()
         for name in [*self._aside]:
             self._end(name)
@@ -170,11 +170,11 @@ class Desks:
 
     def _put_aside(self, name: str, error: Exception) -> None:
         """Nobody asks it any more; its tasks would go on acting on what it knew when it broke."""
-        desk = self._desks.pop(name, None)
+        controller = self._desks.pop(name, None)
         self._porters.pop(name, None)
         self._broken.setdefault(name, f"{type(error).__name__}: {error}")
-        if desk is not None:
-            self._aside[name] = desk
+        if controller is not None:
+            self._aside[name] = controller
             self._end(name)
 
     def _end(self, name: str) -> None:

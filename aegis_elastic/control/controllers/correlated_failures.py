@@ -42,7 +42,7 @@ _CHECKING = (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
 Page = Callable[[str, str, bool], None]
 
 
-class BrakeDesk:
+class CorrelatedFailureController:
     """One job's."""
 
     def __init__(
@@ -74,7 +74,7 @@ class BrakeDesk:
         self._prober: asyncio.Task[None] | None = None
 
     def heard(self, message: Message, now_s: float) -> None:
-        """See `Desk.heard`: keep what the checks of this round found."""
+        """See `Controller.heard`: keep what the checks of this round found."""
         status = self._status
         if status is None or status.phase not in _CHECKING or status.held:
             return
@@ -94,7 +94,7 @@ class BrakeDesk:
         self._found = judge(self._reported, workers, self._now(), self._policy.guard)
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """See `Desk.followed`."""
+        """See `Controller.followed`."""
         before, self._status = self._status, status
         if status.phase is Phase.RUN_COMMAND:
             self._holds = 0
@@ -106,11 +106,11 @@ class BrakeDesk:
             self._stop_probing()
 
     def due_s(self) -> float:
-        """See `Desk.due_s`: at once, if there is something to say."""
+        """See `Controller.due_s`: at once, if there is something to say."""
         return -math.inf if self._found is not None else math.inf
 
     def turn(self, now_s: float) -> Sequence[Event]:
-        """See `Desk.turn`: comes before the turn of the machine that the findings would lead to."""
+        """See `Controller.turn`: comes before the turn of the machine that the findings would lead to."""
         found, self._found = self._found, None
         if found is None:
             return ()
@@ -138,7 +138,7 @@ class BrakeDesk:
         return (Hold(found.reason, now + wait_s),)
 
     async def close(self) -> None:
-        """See `Desk.close`."""
+        """See `Controller.close`."""
         prober = self._prober
         self._stop_probing()
         if prober is not None:

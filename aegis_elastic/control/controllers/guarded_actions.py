@@ -95,7 +95,7 @@ class Known(NamedTuple):
     node_revision: int
 
 
-class GuardKeeper:
+class GuardedActions:
     """One instance of the guard. `name` tells instances apart in records and logs."""
 
     def __init__(self, store: Store, job: str, name: str, policy: Policy, world: World) -> None:

@@ -34,7 +34,7 @@ MINUTE_S = 60.0
 _ALL = "", 600
 
 
-class Monitoring:
+class MonitoringController:
     """See `control.controllers.contract.Desk`."""
 
     def __init__(self, feed: Callable[[Event], None], status: Status) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import Clerk
+from aegis_elastic.control.controllers.contract import AdminHandler
 from aegis_elastic.control.host.cluster import ClusterScope, Edit, Seen
 from aegis_elastic.control.isolation.isolations import Isolations
 from aegis_elastic.core.policy import node_records
@@ -38,7 +38,7 @@ class Changed(Protocol):
     def __call__(self, node: str, seen: Seen, *, lifted: bool = False) -> None: ...
 
 
-class NodeClerk:
+class NodeAdmin:
     """Answers for one job. Every answer is ValueError where the records can't be had."""
 
     def __init__(
@@ -55,7 +55,7 @@ class NodeClerk:
         self._now = now
 
     @property
-    def clerks(self) -> dict[str, Clerk]:
+    def admin_handlers(self) -> dict[str, AdminHandler]:
         """Operation to who answers it."""
         return {"taint": self._taint, "untaint": self._untaint, "nodes": self._nodes}
 

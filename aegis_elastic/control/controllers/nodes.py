@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from aegis_elastic.control.controllers.contract import Decided, Desks, end_all
-from aegis_elastic.control.controllers.node_admin import NodeClerk
+from aegis_elastic.control.controllers.contract import Controllers, Decided, end_all
+from aegis_elastic.control.controllers.node_admin import NodeAdmin
 from aegis_elastic.control.host.cluster import (
     ClusterScope,
     Edit,
@@ -70,7 +70,7 @@ def source_of(spec: JobSpec) -> str:
     return f"{spec.namespace}/{spec.job_name}/{spec.generation}"
 
 
-class NodeDesk:
+class NodeController:
     """One job's eye and hand on the records of nodes."""
 
     def __init__(
@@ -111,10 +111,10 @@ class NodeDesk:
     # ------------------------------------------------------------ as a desk
 
     def heard(self, message: Message, now_s: float) -> None:
-        """See `Desk.heard`: nothing of this is said in reports."""
+        """See `Controller.heard`: nothing of this is said in reports."""
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """See `Desk.followed`."""
+        """See `Controller.followed`."""
         begins = self._status is None
         self._status = status
         for event, made in done:
@@ -128,11 +128,11 @@ class NodeDesk:
             self._run(self._write())
 
     def due_s(self) -> float:
-        """See `Desk.due_s`: when the next taint runs out."""
+        """See `Controller.due_s`: when the next taint runs out."""
         return time.monotonic() + self._due - self._now() if math.isfinite(self._due) else math.inf
 
     def turn(self, now_s: float) -> Sequence[Event]:
-        """See `Desk.turn`."""
+        """See `Controller.turn`."""
         self._set_due()
         ran_out = [node for node, record in self._records.items() if record.taints]
         for node in ran_out:
@@ -140,7 +140,7 @@ class NodeDesk:
         return [self._event(node) for node in ran_out]
 
     async def close(self) -> None:
-        """See `Desk.close`. What is to be written or isolated gets a moment: the job may end because of
+        """See `Controller.close`. What is to be written or isolated gets a moment: the job may end because of
         it.
         """
         until_s = time.monotonic() + CLOSE_PATIENCE_S
@@ -156,7 +156,7 @@ class NodeDesk:
     # ------------------------------------------------------------ at the door
 
     async def before_join(self, node_name: str) -> float:
-        """See `Porter`: have `step` know what this node's record says now; returns its score."""
+        """See `AdmissionCheck`: have `step` know what this node's record says now; returns its score."""
         try:
             patience_s = max(self._began_s + LOAD_PATIENCE_S - time.monotonic(), 0.0)
             await asyncio.wait_for(self._loaded.wait(), patience_s)
@@ -356,7 +356,7 @@ class NodeDesk:
 
 
 def sit_down(
-    desks: Desks,
+    controllers: Controllers,
     feed: Callable[[Event], None],
     spec: JobSpec,
     config: NodesConfig,
@@ -387,12 +387,12 @@ def sit_down(
             most=config.isolation_max,
             objection=objection,
         )
-    desk = NodeDesk(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
-    desks.add(desk)
-    desks.watch_the_door(desk, desk.before_join)
+    controller = NodeController(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
+    controllers.add(controller)
+    controllers.watch_the_door(controller, controller.before_join)
     # Not when this desk breaks: the guard keeps its records there, too.
-    desks.at_the_end(scope.close)
-    desks.clerks |= NodeClerk(scope, desk.changed_by_hand, isolations).clerks
+    controllers.at_the_end(scope.close)
+    controllers.admin_handlers |= NodeAdmin(scope, controller.changed_by_hand, isolations).admin_handlers
     return scope
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aegis_elastic.control.controllers.contract import Clerk
+from aegis_elastic.control.controllers.contract import AdminHandler
 from aegis_elastic.core.events import Act, Event, Evict, Mark, Unmark
 from aegis_elastic.core.machine import step
 from aegis_elastic.core.model import Status, Verdict, Worker
@@ -18,7 +18,7 @@ from aegis_elastic.core.model import Status, Verdict, Worker
 _BY = "asked by aegisctl"
 
 
-class Asked:
+class OperatorActions:
     """Answers operators of one job. `feed` puts an event in line, `status` gives the newest status."""
 
     def __init__(self, feed: Callable[[Event], None], status: Callable[[], Status]) -> None:
@@ -26,7 +26,7 @@ class Asked:
         self._status = status
 
     @property
-    def clerks(self) -> dict[str, Clerk]:
+    def admin_handlers(self) -> dict[str, AdminHandler]:
         """The operations, by name."""
         return {"restart": self._restart, "mark": self._mark, "unmark": self._unmark, "evict": self._evict}
 

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.checks.contract.budgets import DEFAULT_BUDGETS_S, IMPORT_BUDGET_S, TORCH
-from aegis_elastic.control.controllers.contract import Clerk, Decided
+from aegis_elastic.control.controllers.contract import AdminHandler, Decided
 from aegis_elastic.core.events import Event
 from aegis_elastic.core.model import Phase, Status, Worker
 from aegis_elastic.core.protocol import operator_checks
-from aegis_elastic.core.protocol.directives import Look, Word
+from aegis_elastic.core.protocol.directives import Directive, OperatorCheck
 from aegis_elastic.core.protocol.messages import Message, ReportData
 from aegis_elastic.core.protocol.operator_checks import Answer, NodeAnswer, Progress
-from aegis_elastic.core.rank_assignment import Seat, seating
+from aegis_elastic.core.rank_assignment import RankAssignment, assign_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ BURN_MARGIN_S = 200.0
 HOLD_S = 5.0
 BURN_S_MAX = 7 * 86400.0
 
-Say = Callable[[str, Word], Awaitable[None]]
+Say = Callable[[str, Directive], Awaitable[None]]
 
 _decoder = msgspec.json.Decoder(Answer)
 
@@ -50,7 +50,7 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     while_training: bool = False
 
 
-class LookDesk:
+class OperatorCheckController:
     """One job's. `say` sends a word to one worker."""
 
     def __init__(self, say: Say) -> None:
@@ -60,11 +60,11 @@ class LookDesk:
         self._until_s = 0.0
         self._limit_s = 0.0
         self._nodes: dict[str, NodeAnswer] = {}
-        self._words: dict[str, Look] = {}
+        self._words: dict[str, OperatorCheck] = {}
         self._changed = asyncio.Event()
 
     @property
-    def clerks(self) -> dict[str, Clerk]:
+    def admin_handlers(self) -> dict[str, AdminHandler]:
         """The operations for aegisctl."""
         return {"look": self._begin, "looked": self._progress}
 
@@ -121,16 +121,18 @@ class LookDesk:
         if not self._over():
             raise ValueError("the nodes are being looked at already; wait until that is done")
         _check_asked(asked, status)
-        seats = seating(status.workers) if _MEET.intersection(asked.checks) else ()
-        if seats:
+        assignments = assign_ranks(status.workers) if _MEET.intersection(asked.checks) else ()
+        if assignments:
             present = [worker for worker in status.workers if not worker.gone]
-            if len(present) < len(seats) or not present[0].store:
+            if len(present) < len(assignments) or not present[0].store:
                 raise ValueError("the collective checks need every node, and one is missing now")
         self._look = secrets.token_hex(8)
         self._limit_s = _limit_s(asked)
         self._until_s = time.monotonic() + self._limit_s
         self._nodes = {worker.name: NodeAnswer(worker.name, worker.node_name) for worker in present}
-        self._words = {worker.name: self._word(asked, worker, seats, present[0].store) for worker in present}
+        self._words = {
+            worker.name: self._word(asked, worker, assignments, present[0].store) for worker in present
+        }
         await self._send()
         return self._told()
 
@@ -160,22 +162,24 @@ class LookDesk:
         done = all(node.answer is not None and node.answer.done for node in self._nodes.values())
         return done or time.monotonic() >= self._until_s
 
-    def _word(self, asked: _Asked, worker: Worker, seats: Sequence[Seat], store: str) -> Look:
+    def _word(
+        self, asked: _Asked, worker: Worker, assignments: Sequence[RankAssignment], store: str
+    ) -> OperatorCheck:
         world: dict[str, int | str] = {}
-        seat = next((seat for seat in seats if seat.uid == worker.uid), None)
-        if seat is not None:
+        assignment = next((assignment for assignment in assignments if assignment.uid == worker.uid), None)
+        if assignment is not None:
             host, _, port = store.rpartition(":")
             world = {
-                "groupRank": seat.group_rank,
-                "groupWorldSize": len(seats),
-                "rankOffset": seat.rank_offset,
-                "worldSize": sum(each.nproc for each in seats),
-                "localWorldSize": seat.nproc,
+                "groupRank": assignment.group_rank,
+                "groupWorldSize": len(assignments),
+                "rankOffset": assignment.rank_offset,
+                "worldSize": sum(each.nproc for each in assignments),
+                "localWorldSize": assignment.nproc,
                 "masterAddr": host.strip("[]"),
                 "masterPort": int(port),
                 "tag": f"look-{self._look}",
             }
-        return Look(worker.uid, self._look, asked.checks, asked.budgets_s, asked.burn_s, world)
+        return OperatorCheck(worker.uid, self._look, asked.checks, asked.budgets_s, asked.burn_s, world)
 
 
 def _check_asked(asked: _Asked, status: Status) -> None:

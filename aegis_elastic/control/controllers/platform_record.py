@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import Decided, Desks, end_all
+from aegis_elastic.control.controllers.contract import Controllers, Decided, end_all
 from aegis_elastic.control.isolation.api_server import Client, from_pod
 from aegis_elastic.control.isolation.config_map import JobRecord, RecordUnread, encoded
 from aegis_elastic.core.accounts.status_view import status_view
@@ -41,7 +41,7 @@ TIMEOUT_S = 4.0
 WORKERS_MAX = 500
 
 
-class RecordDesk:
+class PlatformRecordController:
     """One job's. `own_address`: where the plane itself lives, whose machine goes last."""
 
     def __init__(self, feed: Callable[[Event], None], record: JobRecord, own_address: str) -> None:
@@ -154,10 +154,10 @@ class RecordDesk:
             logger.error("the job's record is not kept any more: %s", task.exception())
 
 
-def sit_down(desks: Desks, feed: Callable[[Event], None], named: str, own_address: str) -> None:
+def sit_down(controllers: Controllers, feed: Callable[[Event], None], named: str, own_address: str) -> None:
     """Give a job its desk for this record. ValueError if it can't be kept here."""
     client = Client(from_pod("keep the job's record"), TIMEOUT_S)
-    desks.add(RecordDesk(feed, JobRecord(client, named), own_address))
+    controllers.add(PlatformRecordController(feed, JobRecord(client, named), own_address))
 
 
 def _lacks(status: Status) -> bool:

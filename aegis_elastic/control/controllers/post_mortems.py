@@ -16,7 +16,7 @@ from aegis_elastic.checks.contract.environments import summarise
 from aegis_elastic.checks.contract.request import Scalar
 from aegis_elastic.control.controllers.contract import Decided
 from aegis_elastic.core.accounts.journal import BadJournal, Line, takes_long, walk
-from aegis_elastic.core.accounts.post_mortem import Inquest
+from aegis_elastic.core.accounts.post_mortem import PostMortem
 from aegis_elastic.core.diagnosis import evidence
 from aegis_elastic.core.diagnosis.evidence import Conclusion
 from aegis_elastic.core.events import Event, Finish, Noted, Quit
@@ -27,7 +27,7 @@ from aegis_elastic.core.protocol.messages import Message
 logger = logging.getLogger(__name__)
 
 
-class InquestDesk:
+class PostMortemController:
     """One job's. `earlier`: the journal of a job that is continued, so that its last failure is known."""
 
     def __init__(
@@ -39,7 +39,7 @@ class InquestDesk:
     ) -> None:
         self._feed = feed
         self._fail_fast = fail_fast
-        self._inquest = Inquest()
+        self._inquest = PostMortem()
         self._status: Status | None = None
         self._environments: dict[str, Mapping[str, Scalar]] = {}
         self._recall(earlier)

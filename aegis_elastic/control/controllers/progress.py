@@ -47,7 +47,7 @@ class _Told:
         self.heard_s = heard_s
 
 
-class PaceDesk:
+class ProgressController:
     """One job's. `floor_s`: pauses shorter than this mean nothing. `silent_s`: when an agent counts as
     silent. `moved` is told (monotonic seconds) whenever the step counter moved.
     """

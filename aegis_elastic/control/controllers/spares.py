@@ -30,7 +30,7 @@ class FitnessFacts(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(FitnessFacts)
 
 
-class SpareDesk:
+class SpareController:
     """One job's."""
 
     def __init__(self, feed: Callable[[Event], None]) -> None:

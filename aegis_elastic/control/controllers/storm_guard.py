@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from aegis_elastic.control.controllers import nodes
-from aegis_elastic.control.controllers.contract import Decided, Desks
-from aegis_elastic.control.controllers.correlated_failures import BrakeDesk
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.correlated_failures import CorrelatedFailureController
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.control.host.config import PlaneConfig
 from aegis_elastic.core.events import Act, Event, Evict, Noted, Page, RecordErrorNode, Relieve, Renew
 from aegis_elastic.core.machine.change import feasible
@@ -46,7 +46,7 @@ _HUNG = (Verdict.FROZEN, Verdict.DESYNC)
 _LEVEL_1 = ("error", "lost")
 
 
-class GuardianDesk:
+class StormGuardController:
     """One job's guard."""
 
     def __init__(
@@ -70,7 +70,7 @@ class GuardianDesk:
         self._open = store
         self._name = name
         self._wall = now
-        self._keeper: GuardKeeper | None = None
+        self._record_store: GuardedActions | None = None
         self._status: Status | None = None
         self._wake = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -92,10 +92,10 @@ class GuardianDesk:
     # ------------------------------------------------------------ as a desk
 
     def heard(self, message: Message, now_s: float) -> None:
-        """See `Desk.heard`: what the guard acts on is in the status."""
+        """See `Controller.heard`: what the guard acts on is in the status."""
 
     def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """See `Desk.followed`."""
+        """See `Controller.followed`."""
         if self._status is None:
             self._begin("look", self._look_again_and_again())
         for event, made in done:
@@ -117,17 +117,17 @@ class GuardianDesk:
         self._wake.set()
 
     def due_s(self) -> float:
-        """See `Desk.due_s`: its events come by `feed`. A guard that broke says so: it is put aside."""
+        """See `Controller.due_s`: its events come by `feed`. A guard that broke says so: it is put aside."""
         if self._broken is not None:
             raise self._broken
         return math.inf
 
     def turn(self, now_s: float) -> Sequence[Event]:
-        """See `Desk.turn`."""
+        """See `Controller.turn`."""
         return ()
 
     async def close(self) -> None:
-        """See `Desk.close`."""
+        """See `Controller.close`."""
         self._closed = True
         for task in self._tasks.values():
             task.cancel()
@@ -149,7 +149,7 @@ class GuardianDesk:
         while not self._closed:
             busy = bool(self._marks() or self._cases or self._deeds or self._to_count or self._to_page)
             look_s = self._policy.guard.look_s if busy or self._recovering_since is not None else None
-            if self._keeper is None:
+            if self._record_store is None:
                 look_s = self._policy.guard.look_s
             try:
                 await asyncio.wait_for(self._wake.wait(), look_s)
@@ -189,7 +189,7 @@ class GuardianDesk:
         for node_name in {case.node_name for case in self._cases.values()}:
             self._begin(f"case {node_name}", self._consider(keeper, node_name))
 
-    async def _consider(self, keeper: GuardKeeper, node_name: str) -> None:
+    async def _consider(self, keeper: GuardedActions, node_name: str) -> None:
         """Everything about one node, one after the other."""
         try:
             for key, case in [*self._cases.items()]:
@@ -206,10 +206,10 @@ class GuardianDesk:
         except StoreError as error:
             self._lost_sight(error)
 
-    async def _learn_deeds(self, keeper: GuardKeeper) -> None:
+    async def _learn_deeds(self, keeper: GuardedActions) -> None:
         self._deeds = {deed.id: deed for deed in await keeper.unsettled()}
 
-    async def _learn_records(self, keeper: GuardKeeper) -> None:
+    async def _learn_records(self, keeper: GuardedActions) -> None:
         """Know beforehand whose breaker is open: when training fails there is no time to ask."""
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND or status.incarnation == self._records_in:
@@ -217,7 +217,7 @@ class GuardianDesk:
         self._records = await keeper.nodes({worker.node_name for worker in status.workers})
         self._records_in = status.incarnation
 
-    async def _page_endless_recovery(self, keeper: GuardKeeper) -> None:
+    async def _page_endless_recovery(self, keeper: GuardedActions) -> None:
         since, status = self._recovering_since, self._status
         if since is None or status is None or self.now() - since < self._policy.guard.error_state_s:
             return
@@ -235,13 +235,13 @@ class GuardianDesk:
     def _can_leave(self, node_name: str) -> bool:
         return self._status is not None and feasible(self._status, node_name)
 
-    async def _guard(self) -> GuardKeeper:
-        if self._keeper is None:
-            keeper = GuardKeeper(await self._open(), self._job, self._name, self._policy, self)
+    async def _guard(self) -> GuardedActions:
+        if self._record_store is None:
+            keeper = GuardedActions(await self._open(), self._job, self._name, self._policy, self)
             await keeper.forget()
             await self._learn_deeds(keeper)
-            self._keeper = keeper
-        return self._keeper
+            self._record_store = keeper
+        return self._record_store
 
     def _lost_sight(self, error: Exception) -> None:
         if not self._away:
@@ -387,7 +387,7 @@ class _Pending:
 
 
 def sit_down(
-    desks: Desks,
+    controllers: Controllers,
     feed: Callable[[Event], None],
     spec: JobSpec,
     config: PlaneConfig,
@@ -404,14 +404,16 @@ def sit_down(
     async def have() -> Store:
         return await scope.store()
 
-    desk = GuardianDesk(feed, job, config.policy, pager, have, name=f"{os.uname().nodename}.{os.getpid()}")
-    desks.add(desk)
+    controller = StormGuardController(
+        feed, job, config.policy, pager, have, name=f"{os.uname().nodename}.{os.getpid()}"
+    )
+    controllers.add(controller)
     # Not when the guard breaks: others call humans by it, too.
-    desks.at_the_end(pager.close)
-    desks.add(BrakeDesk(feed, config.policy, pager.send_soon, config.check_paths))
+    controllers.at_the_end(pager.close)
+    controllers.add(CorrelatedFailureController(feed, config.policy, pager.send_soon, config.check_paths))
     scope = nodes.sit_down(
-        desks, feed, spec, config.nodes, store,
-        fresh=fresh, page=pager.send_soon, objection=desk.objection,
+        controllers, feed, spec, config.nodes, store,
+        fresh=fresh, page=pager.send_soon, objection=controller.objection,
     )  # fmt: skip
 
 

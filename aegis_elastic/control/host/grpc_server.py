@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_S = 20.0
 MESSAGE_BYTES_MAX = 1 << 20
 
 Greeter = Callable[[Hello], Awaitable[Welcome]]
-Clerk = Callable[[str, dict[str, Any]], Awaitable[Any]]
+AdminHandler = Callable[[str, dict[str, Any]], Awaitable[Any]]
 NoteTaker = Callable[[Note], Awaitable[None]]
 
 
@@ -48,7 +48,7 @@ class AdminCall(msgspec.Struct, frozen=True):
     args: dict[str, Any] = {}
 
 
-class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """All services on one port, in TLS. Make it in the event loop that answers; `open` it, `close` it."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Doors(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
         secret: bytes | None,
         token: str,
         greet: Greeter,
-        admin: Clerk,
+        admin: AdminHandler,
         take_note: NoteTaker,
         keys: PlaneKeys,
     ) -> None:

@@ -43,7 +43,7 @@ class PortTaken(PlaneFailed):
     exit_code = 2
 
 
-class Embryo:
+class StartingPlane:
     """A plane that has been started and doesn't know yet what for: it imports while its launcher does."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Embryo:
             self.process.wait()
 
 
-class PlaneHost:
+class PlaneProcess:
     """Holds one plane: `open` it, then `close` it. Starts it again when it dies, a limited number of
     times.
     """
@@ -78,7 +78,7 @@ class PlaneHost:
         config: PlaneConfig,
         restarts_max: int,
         narrate: Callable[[str], None],
-        embryo: Embryo | None = None,
+        embryo: StartingPlane | None = None,
         on_ended: Callable[[str], None] | None = None,
     ) -> None:
         """`embryo`: a plane started ahead; `open` discards it if it isn't used. `on_ended` is told the phase
@@ -166,7 +166,7 @@ class PlaneHost:
 
     def _start(self) -> None:
         plane_config.save(self._config)
-        embryo, self._embryo = self._embryo or Embryo(), None
+        embryo, self._embryo = self._embryo or StartingPlane(), None
         embryo.used = True
         self._process = embryo.process
         embryo.holder.sendall(f"{self._config.path}\n".encode())

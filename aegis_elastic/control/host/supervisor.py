@@ -53,7 +53,7 @@ class GivenUp(Exception):
     """A child died too often, or can't be started at all."""
 
 
-class Plane:
+class Supervisor:
     """The supervisor. `run` it in one event loop; it returns when the plane is to end."""
 
     def __init__(self, config: PlaneConfig, first_holder: socket.socket, master: Process) -> None:
@@ -295,7 +295,7 @@ async def _serve(holder: socket.socket) -> None:
         plane_config.log_to(directory / LOG_FILE, (1, 2))
         config = plane_config.load(directory / plane_config.CONFIG_FILE)
         with _only_one(config.path):
-            await Plane(config, holder, master).run()
+            await Supervisor(config, holder, master).run()
     except asyncio.CancelledError:
         logger.info("asked to end")
     finally:

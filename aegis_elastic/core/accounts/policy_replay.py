@@ -24,7 +24,7 @@ from aegis_elastic.core.policy.storm_guard import Action, Anchor, Case, Deed, Do
 LOOKS_MAX = 20_000
 
 
-class Told(NamedTuple):
+class ReplayedAction(NamedTuple):
     """One stretch or round: what it was about, when it began (wall seconds), what was done (seconds after
     that, None: nothing), what would have been, and why (or why not).
     """
@@ -56,13 +56,15 @@ class _Stretch:
         self.anchor: Anchor | None = None
         self.next_look = at
 
-    def told(self) -> Told:
+    def told(self) -> ReplayedAction:
         done = None if self.done_at is None else self.done_at - self.at
         would = None if self.would_at is None else self.would_at - self.at
-        return Told(f"{self.mark.node_name} marked {self.mark.verdict.value}", self.at, done, would, self.why)
+        return ReplayedAction(
+            f"{self.mark.node_name} marked {self.mark.verdict.value}", self.at, done, would, self.why
+        )
 
 
-class _Hindsight:
+class _PolicyReplay:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._guard = policy.guard
@@ -72,7 +74,7 @@ class _Hindsight:
         self._seq_num = -1
         self._held = False
 
-    def follow(self, walked: Walked) -> Iterator[Told]:
+    def follow(self, walked: Walked) -> Iterator[ReplayedAction]:
         """One line of the journal: what comes to an end with it."""
         line, before = walked.line, walked.before
         if before is not None:
@@ -91,7 +93,7 @@ class _Hindsight:
             stretch = self._stretches.setdefault(key, _Stretch(mark, line.t))
             stretch.mark = mark
 
-    def end(self) -> Iterator[Told]:
+    def end(self) -> Iterator[ReplayedAction]:
         """What still stands at the end of the journal."""
         for stretch in self._stretches.values():
             yield stretch.told()
@@ -142,7 +144,7 @@ class _Hindsight:
                 entry = storm_guard.Counted(f"exit {seq}", Action.LEVEL_1, t)
                 self._nodes[worker.node_name] = storm_guard.done_by_others(node, entry, self._guard)
 
-    def _brake(self, walked: Walked) -> Iterator[Told]:
+    def _brake(self, walked: Walked) -> Iterator[ReplayedAction]:
         event, before, t = walked.line.event, walked.before, walked.line.t
         if before is None or before.phase is not Phase.TROUBLESHOOTING:
             return
@@ -161,12 +163,12 @@ class _Hindsight:
             if found is not None or held:
                 would = 0.0 if found is not None and self._policy.mode == "act" else None
                 why = found.reason if found is not None else "this policy calls it the nodes' own"
-                yield Told("the recovery holds", t, 0.0 if held else None, would, why)
+                yield ReplayedAction("the recovery holds", t, 0.0 if held else None, would, why)
 
 
-def look_back(walked: Iterable[Walked], policy: Policy) -> list[Told]:
+def replay_policy(walked: Iterable[Walked], policy: Policy) -> list[ReplayedAction]:
     """The run again, under this policy."""
-    hindsight, told = _Hindsight(policy), list[Told]()
+    hindsight, told = _PolicyReplay(policy), list[ReplayedAction]()
     for each in walked:
         told += hindsight.follow(each)
     return [*told, *hindsight.end()]

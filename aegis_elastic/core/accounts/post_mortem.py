@@ -42,7 +42,7 @@ class _Open:
         self.witnesses[name] = msgspec.structs.replace(known, **changes)
 
 
-class Inquest:
+class PostMortem:
     """One job's failures, one at a time."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Inquest:
         self._open = None
         root = opened.witnesses.get(opened.root)
         failure = evidence.root_failure(root.failures) if root is not None else None
-        printed = evidence.print_of(failure) if failure is not None else None
+        printed = evidence.fingerprint_of(failure) if failure is not None else None
         # Anything else in between makes it no repetition of what was before.
         self._earlier = Earlier(printed, opened.step) if printed is not None else None
         concluded = evidence.conclude(case)

@@ -50,7 +50,7 @@ class Records(NamedTuple):
 
     job: bytes
     workers: dict[str, bytes]
-    seats: bytes
+    members: bytes
     seats_id: str
 
 
@@ -58,7 +58,7 @@ class _JobRecord(msgspec.Struct, frozen=True, rename="camel"):
     status: dict[str, Any]
     typical_timestamp: float
     exceptions: tuple[dict[str, Any], ...]
-    seats: tuple[str, ...] = ()
+    members: tuple[str, ...] = msgspec.field(name="seats", default=())
     seats_id: str = ""
 
 
@@ -93,7 +93,7 @@ def split(status: Status, before: Status | None = None) -> Records:
             exceptions.append(_exception(worker, typical))
     names = tuple(worker.name for worker in status.workers)
     apart = len(names) > INLINE_SEATS_MAX
-    seats = _encode(names) if apart else b""
+    members = _encode(names) if apart else b""
     record = _JobRecord(
         status={
             wire: getattr(status, field)
@@ -102,13 +102,13 @@ def split(status: Status, before: Status | None = None) -> Records:
         },
         typical_timestamp=timestamp,
         exceptions=tuple(exceptions),
-        seats=() if apart else names,
-        seats_id=hashlib.sha256(seats).hexdigest()[:16] if apart else "",
+        members=() if apart else names,
+        seats_id=hashlib.sha256(members).hexdigest()[:16] if apart else "",
     )
     job = _encode(record)
     if len(job) > _PLAIN_BYTES_MAX:
         job = _PACKED + zlib.compress(job, 1)
-    return Records(job, _workers(status, before), seats, record.seats_id)
+    return Records(job, _workers(status, before), members, record.seats_id)
 
 
 def seats_id(job: bytes) -> str:
@@ -116,12 +116,12 @@ def seats_id(job: bytes) -> str:
     return _job(job).seats_id
 
 
-def join(job: bytes, records: Mapping[str, bytes], seats: bytes = b"") -> Status:
+def join(job: bytes, records: Mapping[str, bytes], members: bytes = b"") -> Status:
     """The status that these records hold. Raises BadRecord if one is missing or makes no sense."""
     record = _job(job)
     exceptions = {str(entry.get("name")): entry for entry in record.exceptions}
     try:
-        names = _seats_decoder.decode(seats) if record.seats_id else record.seats
+        names = _seats_decoder.decode(members) if record.seats_id else record.members
         phase, count = Phase(record.status["phase"]), int(record.status["recoverCount"])
         typical = {
             _WIRE[field]: value for field, value in _typical(phase, count, record.typical_timestamp).items()

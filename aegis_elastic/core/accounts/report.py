@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aegis_elastic.core.accounts.journal import Line, Walked, walk
-from aegis_elastic.core.accounts.post_mortem import Inquest
+from aegis_elastic.core.accounts.post_mortem import PostMortem
 from aegis_elastic.core.accounts.status_view import WorkerView, worker_views
 from aegis_elastic.core.diagnosis.attribution import Role, role_of, signature_of
 from aegis_elastic.core.diagnosis.evidence import Conclusion
@@ -204,7 +204,7 @@ class _Story:
         self.mends: list[_Mend] = []
         self.checks: list[CheckEntry] = []
         self._doubts: list[tuple[int, str]] = []
-        self._inquest = Inquest()
+        self._inquest = PostMortem()
         self._detect_s: dict[tuple[int, str], float] = {}
         self._started: set[tuple[int, str]] = set()
 

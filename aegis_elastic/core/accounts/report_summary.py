@@ -14,7 +14,7 @@ TEXT_CHARS_MAX = 500
 Cut = Callable[[Report], Report]
 
 
-def fitting(report: Report, bytes_max: int) -> Report:
+def fit_report(report: Report, bytes_max: int) -> Report:
     """The report, or what people look for first in it, in so many bytes of JSON; its summary says if it is
     cut.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.core.model import Status
-from aegis_elastic.core.rank_assignment import seating
+from aegis_elastic.core.rank_assignment import assign_ranks
 
 
 class WorkerView(msgspec.Struct, frozen=True, rename="camel"):
@@ -32,9 +32,9 @@ def worker_views(status: Status) -> tuple[WorkerView, ...]:
             finished=worker.finished,
             retries=worker.retries,
             last_failed_reason=worker.last_failed_reason,
-            ranks=tuple(range(seat.rank_offset, seat.rank_offset + seat.nproc)),
+            ranks=tuple(range(assignment.rank_offset, assignment.rank_offset + assignment.nproc)),
         )
-        for worker, seat in zip(status.workers, seating(status.workers), strict=True)
+        for worker, assignment in zip(status.workers, assign_ranks(status.workers), strict=True)
     )
 
 

@@ -28,7 +28,7 @@ RANKS_MAX = 4096
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Step = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
 _Time = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-_Word = Annotated[str, msgspec.Meta(max_length=8)]
+_Directive = Annotated[str, msgspec.Meta(max_length=8)]
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
@@ -72,7 +72,7 @@ class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     idle_s: _Time = 0.0
     longest_s: _Time = 0.0
     step_s: _Time = 0.0
-    state: _Word = ""
+    state: _Directive = ""
     state_s: _Time = 0.0
     stack: _Text = ""
     steady: _Count = 0

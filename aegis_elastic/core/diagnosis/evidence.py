@@ -43,18 +43,18 @@ FAULT_CLASSES = (
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
-class Print(NamedTuple):
+class Fingerprint(NamedTuple):
     """What makes two failures the same: the exception with its numbers left out, and where it was raised."""
 
     exception: str
     frame: str
 
 
-def print_of(failure: Failure) -> Print | None:
+def fingerprint_of(failure: Failure) -> Fingerprint | None:
     """The print of a failure; None without an exception or a place: then nothing can be called the same."""
     if not failure.exception or not failure.frame:
         return None
-    return Print(_NUMBER.sub("#", failure.exception), failure.frame)
+    return Fingerprint(_NUMBER.sub("#", failure.exception), failure.frame)
 
 
 class Witness(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Witness(msgspec.Struct, frozen=True):
 class Earlier(NamedTuple):
     """The failure before: its print, and the highest step known then (-1: unknown)."""
 
-    print: Print
+    print: Fingerprint
     step: int
 
 
@@ -282,7 +282,7 @@ def repetition(case: Case) -> Repetition:
     """The user's error is the one that comes again without any progress in between."""
     root = next((witness for witness in case.witnesses if witness.worker == case.root), None)
     failure = root_failure(root.failures) if root is not None else None
-    mine = print_of(failure) if failure is not None else None
+    mine = fingerprint_of(failure) if failure is not None else None
     if mine is None or case.earlier is None or case.earlier.print != mine:
         return Repetition("no")
     same = f"the same exception at the same place as before ({mine.frame})"

@@ -115,13 +115,13 @@ def pair_rounds(nodes: int, rounds_max: int) -> list[list[Link]]:
 
     With an odd count one node sits out in every round.
     """
-    seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
+    slots: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
     rounds = []
-    for _ in range(min(rounds_max, len(seats) - 1)):
-        half = len(seats) // 2
-        facing = zip(seats[:half], reversed(seats[half:]), strict=True)
+    for _ in range(min(rounds_max, len(slots) - 1)):
+        half = len(slots) // 2
+        facing = zip(slots[:half], reversed(slots[half:]), strict=True)
         rounds.append([_link(a, b) for a, b in facing if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        slots = [slots[0], slots[-1], *slots[1:-1]]
     return rounds
 
 

@@ -116,9 +116,9 @@ def faulty_nodes(s: Status) -> dict[str, str]:
 def relieved_nodes(s: Status) -> dict[str, str]:
     """The nodes in whose place spares would be better, and why, if fit ones wait for all of their seats."""
     nodes = {worker.node_name: worker.relieve for worker in s.workers if worker.relieve}
-    seats = sum(worker.node_name in nodes for worker in s.workers)
+    assignments = sum(worker.node_name in nodes for worker in s.workers)
     fit = sum(spare.fit and spare.node_name not in nodes for spare in s.spares)
-    return nodes if seats <= fit else {}
+    return nodes if assignments <= fit else {}
 
 
 def starting(s: Status) -> dict[str, Any]:

@@ -50,8 +50,8 @@ def decide_lost_running(s: Status, now: float) -> Transition:
     count = retry_accounts.recover_count((worker.retries for worker in workers), limit)
     names = names_of(worker for worker in s.workers if worker.restarted)
     return enter_restarting(
-        s, now, f"{names} lost in RunCommand: counted", "lost", workers=workers, recover_count=count, root=names,
-        charged=True, last_root="",
+        s, now, f"{names} lost in RunCommand: counted", "lost", workers=workers, recover_count=count,
+        root=names, charged=True, last_root="",
     )  # fmt: skip
 
 

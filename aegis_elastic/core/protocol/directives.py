@@ -10,13 +10,13 @@ from aegis_elastic.core.accounts.report import Report
 from aegis_elastic.core.protocol.messages import MESSAGE_BYTES_MAX, BadMessage
 
 
-class _Word(msgspec.Struct, frozen=True, tag_field="word", rename="camel"):
+class _Directive(msgspec.Struct, frozen=True, tag_field="word", rename="camel"):
     """Base: `uid` is the life of the agent that is meant; another life ignores it."""
 
     uid: str
 
 
-class Renewal(_Word, tag="renewal", frozen=True, rename="camel"):
+class JwtRenewal(_Directive, tag="renewal", frozen=True, rename="camel"):
     """A newer JWT for the bus, before the old one runs out. It is no secret: it is worth nothing without
     the key.
     """
@@ -24,25 +24,25 @@ class Renewal(_Word, tag="renewal", frozen=True, rename="camel"):
     jwt: str
 
 
-class Dismissal(_Word, tag="dismissal", frozen=True, rename="camel"):
+class Dismissal(_Directive, tag="dismissal", frozen=True, rename="camel"):
     """Leave the job: `reason` says why (a faulty or tainted node, or the job has ended)."""
 
     reason: str
 
 
-class Recall(_Word, tag="recall", frozen=True, rename="camel"):
+class Rejoin(_Directive, tag="recall", frozen=True, rename="camel"):
     """Make first contact again: the master doesn't know this life of the agent."""
 
     reason: str
 
 
-class Renew(_Word, tag="renew", frozen=True, rename="camel"):
+class Renew(_Directive, tag="renew", frozen=True, rename="camel"):
     """Execute yourself again in a clean process, under the same name (level 2)."""
 
     reason: str
 
 
-class Look(_Word, tag="look", frozen=True, rename="camel"):
+class OperatorCheck(_Directive, tag="look", frozen=True, rename="camel"):
     """An operator wants this node looked at, beside whatever it does: run `checks`, or load its devices for
     `burn_s` seconds. `look` names the request; `world` (the fields of `checks.contract.request.World`) is
     where the collective checks meet.
@@ -55,23 +55,23 @@ class Look(_Word, tag="look", frozen=True, rename="camel"):
     world: dict[str, int | str] = {}
 
 
-class FinalReport(_Word, tag="finalReport", frozen=True, rename="camel"):
+class FinalReport(_Directive, tag="finalReport", frozen=True, rename="camel"):
     """The job's report, sent to everybody just before the order to close."""
 
     report: Report
 
 
-Word = Renewal | Dismissal | Recall | Renew | Look | FinalReport
+Directive = JwtRenewal | Dismissal | Rejoin | Renew | OperatorCheck | FinalReport
 
-_decoder = msgspec.json.Decoder(Word)
+_decoder = msgspec.json.Decoder(Directive)
 
 
-def encode(word: Word) -> bytes:
+def encode(word: Directive) -> bytes:
     """The word as JSON."""
     return msgspec.json.encode(word)
 
 
-def decode(raw: bytes) -> Word:
+def decode(raw: bytes) -> Directive:
     """The word in these bytes, or BadMessage."""
     if len(raw) > MESSAGE_BYTES_MAX:
         raise BadMessage(f"cannot read {len(raw)} bytes: a word has at most {MESSAGE_BYTES_MAX}")

@@ -192,8 +192,10 @@ def _check_order(order: Order) -> None:
         recoverCount=order.recover_count,
         maxRetry=order.max_retry,
     )
-    for seat in order.seats:
-        _check_counters(groupRank=seat.group_rank, rankOffset=seat.rank_offset, nproc=seat.nproc)
+    for assignment in order.assignments:
+        _check_counters(
+            groupRank=assignment.group_rank, rankOffset=assignment.rank_offset, nproc=assignment.nproc
+        )
 
 
 def _check_report(data: ReportData) -> None:

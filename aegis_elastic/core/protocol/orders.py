@@ -11,7 +11,7 @@ import enum
 import msgspec
 
 from aegis_elastic.core.model import Mode, Phase, Status, Verdict
-from aegis_elastic.core.rank_assignment import Seat, seating
+from aegis_elastic.core.rank_assignment import RankAssignment, assign_ranks
 
 
 class Action(str, enum.Enum):
@@ -62,7 +62,7 @@ class Order(msgspec.Struct, frozen=True, rename="camel"):
     seq_num: int
     incarnation: int
     action: Action
-    seats: tuple[Seat, ...]
+    assignments: tuple[RankAssignment, ...] = msgspec.field(name="seats")
     store: str
     checks: tuple[str, ...]
     restart_count: int
@@ -98,7 +98,7 @@ def wanted(status: Status) -> Order:
         seq_num=status.seq_num,
         incarnation=status.incarnation,
         action=action,
-        seats=seating(status.workers),
+        assignments=assign_ranks(status.workers),
         store=status.store,
         checks=status.checks,
         restart_count=max(status.incarnation - 1, 0),

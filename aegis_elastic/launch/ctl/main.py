@@ -188,7 +188,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 def _replay(args: argparse.Namespace, console: Console) -> int:
     path = args.journal if args.journal is not None else _run_dir(args)
     if args.policy is not None:
-        return verdicts.look_back(run_directory.read_journal(path), args.policy, args.json, console)
+        return verdicts.replay_policy(run_directory.read_journal(path), args.policy, args.json, console)
     result = replay(run_directory.read_journal(path))
     if not result.ok:
         console.print(

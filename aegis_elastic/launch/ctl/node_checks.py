@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from aegis_elastic.agents.checks.process import Checker, start_checks
+from aegis_elastic.agents.checks.process import CheckRun, start_checks
 from aegis_elastic.checks.contract.budgets import ALL, CHEAP, DEFAULT_BUDGETS_S, IMPORT_BUDGET_S, TORCH
 from aegis_elastic.checks.contract.request import CheckRequest, Scalar, World
 from aegis_elastic.control.host.errors import UsageError
@@ -191,7 +191,7 @@ def _ask(request: CheckRequest, quiet: bool) -> list[CheckResult]:
     started = time.monotonic()
     shown: set[str] = set()
     with ExitStack() as undo:
-        checker = Checker(request, start_checks(os.environ))
+        checker = CheckRun(request, start_checks(os.environ))
         undo.callback(lambda: None if checker.done else checker.cancel())
         bars = undo.enter_context(Bars(quiet))
         selector = undo.enter_context(selectors.DefaultSelector())

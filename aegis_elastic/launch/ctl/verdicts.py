@@ -16,7 +16,7 @@ from rich.text import Text
 from aegis_elastic.control.host.errors import BadRecord
 from aegis_elastic.core.accounts import policy_replay
 from aegis_elastic.core.accounts.journal import BadJournal, Line, walk
-from aegis_elastic.core.accounts.policy_replay import Told
+from aegis_elastic.core.accounts.policy_replay import ReplayedAction
 from aegis_elastic.core.policy import verdicts
 from aegis_elastic.launch.flags import guard
 from aegis_elastic.launch.screens import formatting
@@ -43,12 +43,12 @@ def _verdicts(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def look_back(lines: Sequence[Line], policy: Path, as_json: bool, console: Console) -> int:
+def replay_policy(lines: Sequence[Line], policy: Path, as_json: bool, console: Console) -> int:
     """Say what this policy would have made of a run; returns 1 if anything else than was done. BadRecord,
     UsageError.
     """
     try:
-        told = policy_replay.look_back(walk(lines), guard.load(policy))
+        told = policy_replay.replay_policy(walk(lines), guard.load(policy))
     except BadJournal as error:
         raise BadRecord(str(error)) from error
     if as_json:
@@ -62,7 +62,7 @@ def look_back(lines: Sequence[Line], policy: Path, as_json: bool, console: Conso
     return 1 if any(each.differs for each in told) else 0
 
 
-def _in_words(told: Told) -> Text:
+def _in_words(told: ReplayedAction) -> Text:
     done = "nothing was done" if told.done_s is None else f"acted after {told.done_s:.0f} s"
     would = "nothing" if told.would_s is None else f"acts after {told.would_s:.0f} s"
     head = "DIFFERS" if told.differs else "same"

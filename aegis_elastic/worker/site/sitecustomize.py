@@ -81,7 +81,7 @@ def _load(path: str) -> object:
 def _watch_progress() -> None:
     worker = os.path.dirname(_SITE_DIR)
     try:
-        beat, slot = (_load(os.path.join(worker, name)) for name in ("beat.py", "slot.py"))
+        beat, slot = (_load(os.path.join(worker, name)) for name in ("step_hooks.py", "slot.py"))
         beat.install(slot)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - a Python that lacks something: training goes on unwatched
         return
@@ -141,7 +141,7 @@ def _record_uncaught(path: str) -> None:
         record(value)
         try:
             if isinstance(value, Exception) and os.getpid() == rank_pid:
-                leave = _load(os.path.join(os.path.dirname(_SITE_DIR), "leave.py"))
+                leave = _load(os.path.join(os.path.dirname(_SITE_DIR), "exit_notice.py"))
                 leaving[:] = [leave] if leave.ends_the_script() else []  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001 - then our end is seen when we have ended
             leaving[:] = []

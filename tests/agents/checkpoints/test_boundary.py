@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from aegis_elastic.agents.checkpoints.boundary import BoundaryWatcher
+from aegis_elastic.agents.checkpoints.boundary import CheckpointWatcher
 from aegis_elastic.agents.watch.contract import Watched
 from aegis_elastic.control.controllers.checkpoints import BoundaryFacts
 from aegis_elastic.core.checkpoints.arguments import Place
 from aegis_elastic.core.protocol.messages import WATCHED_BYTES_MAX
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 from tests.core.checkpoints import scenes
 from tests.core.checkpoints.scenes import Save, Scene
 from tests.integration.harness import stays
@@ -54,7 +54,7 @@ class Watch:
 
     def __init__(self, *places: Place, relist_s: float = 30.0) -> None:
         self._woken = threading.Condition()
-        self.watcher = BoundaryWatcher(self._wake, places, relist_s=relist_s)
+        self.watcher = CheckpointWatcher(self._wake, places, relist_s=relist_s)
 
     def _wake(self) -> None:
         with self._woken:
@@ -62,8 +62,8 @@ class Watch:
 
     def start(self, incarnation: int = 1, group_rank: int = 0, world_size: int = 2) -> None:
         """Returns when the thread has seen what is there, so that a test may write next."""
-        seat = Seat(worker="a", uid="u", group_rank=group_rank, rank_offset=0, nproc=2)
-        self.watcher.started(Watched(incarnation, seat, {0: os.getpid()}, world_size=world_size))
+        assignment = RankAssignment(worker="a", uid="u", group_rank=group_rank, rank_offset=0, nproc=2)
+        self.watcher.started(Watched(incarnation, assignment, {0: os.getpid()}, world_size=world_size))
         until_s = time.monotonic() + PATIENCE_S
         while self.watcher.incarnation != incarnation and group_rank == 0:
             assert time.monotonic() < until_s

@@ -13,10 +13,12 @@ import pytest
 
 from aegis_elastic.agents.checkpoints.saver import PAUSE_S, PAUSE_S_MAX, Saver, pause_s
 from aegis_elastic.agents.watch.contract import Watched
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 from tests.integration.harness import wait_for
 
-RANKS = Watched(1, Seat(worker="a", uid="u", group_rank=0, rank_offset=0, nproc=1), {0: os.getpid()})
+RANKS = Watched(
+    1, RankAssignment(worker="a", uid="u", group_rank=0, rank_offset=0, nproc=1), {0: os.getpid()}
+)
 # Says who it is; then does what the file says, or waits for its end.
 SAVER = """
 import os, signal, subprocess, sys, time

@@ -7,13 +7,13 @@ import select
 import subprocess
 from pathlib import Path
 
-from aegis_elastic.agents.checks.process import Checker, end_checks, findings_of, start_checks
+from aegis_elastic.agents.checks.process import CheckRun, end_checks, findings_of, start_checks
 from aegis_elastic.checks.contract.request import CheckRequest
 
 WAIT_S = 60.0
 
 
-def _run(checker: Checker) -> None:
+def _run(checker: CheckRun) -> None:
     while not checker.done:
         assert select.select([checker], [], [], WAIT_S)[0], "the checks are silent"
         checker.read()
@@ -27,7 +27,7 @@ def test_checks_run_and_their_findings_are_what_did_not_pass(tmp_path: Path) -> 
     file = tmp_path / "file"
     file.write_text("no directory")
     for folder, passes in ((tmp_path, True), (file, False)):
-        checker = Checker(_request(folder, "io"), start_checks(os.environ))
+        checker = CheckRun(_request(folder, "io"), start_checks(os.environ))
         _run(checker)
         (result,) = checker.results
         assert (result.check_type, result.passed) == ("io", passes), result
@@ -38,7 +38,7 @@ def test_checks_that_are_killed_blame_nobodys_hardware(tmp_path: Path) -> None:
     process = start_checks(os.environ)
     process.kill()
     process.wait()
-    checker = Checker(_request(tmp_path, "io", "rdma"), process)
+    checker = CheckRun(_request(tmp_path, "io", "rdma"), process)
     _run(checker)
     assert [result.finding for result in checker.results] == ["io.crashed", "rdma.crashed"]
     assert {finding.scope for finding in findings_of(checker.results)} == {"software"}
@@ -48,14 +48,14 @@ def test_checks_that_are_killed_blame_nobodys_hardware(tmp_path: Path) -> None:
 def test_what_a_library_prints_among_the_results_ends_nobody(tmp_path: Path) -> None:
     argv = ["sh", "-c", "cat > /dev/null; echo 'lib: warning'; echo '{}'"]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    checker = Checker(_request(tmp_path, "io"), process)
+    checker = CheckRun(_request(tmp_path, "io"), process)
     _run(checker)
     assert [result.finding for result in checker.results] == ["io.crashed"]
 
 
 def test_checks_that_are_not_wanted_any_more_end(tmp_path: Path) -> None:
     asked, waiting = start_checks(os.environ), start_checks(os.environ)
-    checker = Checker(_request(tmp_path, "io"), asked)
+    checker = CheckRun(_request(tmp_path, "io"), asked)
     checker.cancel()
     end_checks(waiting)
     assert checker.done

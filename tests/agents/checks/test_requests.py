@@ -8,10 +8,10 @@ import torch
 from aegis_elastic.agents.checks.requests import CheckSettings, check_request, device_of
 from aegis_elastic.agents.plane.link import Identity
 from aegis_elastic.core.protocol.orders import Action, Order
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 ME = Identity("ns", "job", "w", "uid", "node", "127.0.0.1", 4)
-SEAT = Seat("w", "uid", 0, 0, 4)
+SEAT = RankAssignment("w", "uid", 0, 0, 4)
 ORDER = Order(1, 0, Action.BOOTCHECK, (SEAT,), "127.0.0.1:1", ("gpu", "health"), 0, 0, 3)
 
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from aegis_elastic.agents.checks.requests import CheckSettings
-from aegis_elastic.agents.checks.spare_fitness import SPARE_CHECKS, Fitness
+from aegis_elastic.agents.checks.spare_fitness import SPARE_CHECKS, SpareFitness
 from aegis_elastic.agents.plane.link import Identity
-from aegis_elastic.control.controllers.spares import SpareDesk
+from aegis_elastic.control.controllers.spares import SpareController
 from aegis_elastic.core.events import Event, Fit, Join, Noted
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec
@@ -31,7 +31,7 @@ class Spare:
     def __init__(self, checks: tuple[str, ...], paths: dict[str, str]) -> None:
         self.selector = selectors.DefaultSelector()
         self.wakes = 0
-        self.fitness = Fitness(ME, CheckSettings(paths=paths), checks, 0, self.selector, self._wake)
+        self.fitness = SpareFitness(ME, CheckSettings(paths=paths), checks, 0, self.selector, self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -109,9 +109,9 @@ def test_a_job_that_asks_for_no_checks_has_fit_spares(spare_of: Any) -> None:
 
 def test_the_desk_tells_of_waiting_spares_only_and_once() -> None:
     fed: list[Event] = []
-    desk = SpareDesk(fed.append)
+    controller = SpareController(fed.append)
     status = create(JobSpec("job", "default", 1, 1, 3), time.time())
-    desk.followed(status, ())
+    controller.followed(status, ())
 
     def report(worker: str, facts: object, uid: str = "") -> None:
         watched = {"fitness": msgspec.Raw(msgspec.json.encode(facts))}
@@ -120,12 +120,12 @@ def test_the_desk_tells_of_waiting_spares_only_and_once() -> None:
             phase=WirePhase.BOOTCHECK, time_stamp=1.0, seq_num=1, uid=uid or f"uid-{worker}", incarnation=0,
             data=ReportData(state="spare", watched=watched),
         )  # fmt: skip
-        desk.heard(message, 0.0)
+        controller.heard(message, 0.0)
 
     report("c", {"fit": True})
     assert fed == [], "nobody knows it yet"
     status = step(status, Join("c", "uid-c", "node-c", "127.0.0.1", 1), time.time()).status
-    desk.followed(status, ())
+    controller.followed(status, ())
     for _ in range(3):
         report("c", {"fit": True})
     report("c", {"fit": "certainly"})

@@ -21,7 +21,7 @@ from aegis_elastic.agents.monitoring.log_reader import LINES_MAX, READ_BYTES_MAX
 from aegis_elastic.agents.monitoring.monitor import TOLD_MAX, Monitor
 from aegis_elastic.agents.watch.contract import Watched
 from aegis_elastic.core.detection.anomalies import Anomaly
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.testing.netns import Net, NetnsUnavailable
 from tests.checks.support import compile_c
 
@@ -299,7 +299,7 @@ class Told:
 
 
 def watched(pids: dict[int, int], logs: dict[int, tuple[str, ...]] | None = None) -> Watched:
-    return Watched(1, Seat("w", "u", 0, min(pids), len(pids)), pids, logs or {})
+    return Watched(1, RankAssignment("w", "u", 0, min(pids), len(pids)), pids, logs or {})
 
 
 def test_what_it_sees_is_told_reported_and_remembered_and_its_thread_ends(

@@ -8,7 +8,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, Peers, Shelf, StoreGone, connect, serve, split
+from aegis_elastic.agents.peers.stores import (
+    ENDED_BY_PLANE,
+    Peers,
+    StoreGone,
+    StorePool,
+    connect,
+    serve,
+    split,
+)
 
 WAIT_S = 20.0
 
@@ -65,7 +73,7 @@ def world() -> Iterator[Callable[[int], _World]]:
 
 def test_a_shelf_has_a_store_ready_and_makes_the_next_when_it_is_used() -> None:
     made: queue.Queue[None] = queue.Queue()
-    shelf = Shelf("127.0.0.1", lambda: made.put(None))
+    shelf = StorePool("127.0.0.1", lambda: made.put(None))
     try:
         made.get(timeout=WAIT_S)
         used = []

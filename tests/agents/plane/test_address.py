@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from aegis_elastic.agents.plane.address import Door
+from aegis_elastic.agents.plane.address import PlaneAddress
 from aegis_elastic.bus.contact.first_contact import ContactError, Hello, Welcome
 from aegis_elastic.bus.tls import make_certificate
 from tests.bus.contact.test_first_contact import HELLO, WELCOME, door
@@ -32,7 +32,7 @@ def _hello() -> Hello:
 
 def test_a_name_that_leads_elsewhere_has_moved_once() -> None:
     names = Names("10.0.0.1")
-    plane = Door(("plane", 29500), _hello, None, names)
+    plane = PlaneAddress(("plane", 29500), _hello, None, names)
     assert not plane.moved() and plane.host == "10.0.0.1", "the first look is no move"
     names.addresses = ("10.0.0.2",)
     assert plane.moved() and plane.host == "10.0.0.2"
@@ -41,7 +41,7 @@ def test_a_name_that_leads_elsewhere_has_moved_once() -> None:
 
 def test_a_host_with_several_addresses_has_not_moved_when_they_come_in_another_order() -> None:
     names = Names("10.0.0.1", "10.0.0.2")
-    plane = Door(("plane", 29500), _hello, None, names)
+    plane = PlaneAddress(("plane", 29500), _hello, None, names)
     plane.moved()
     names.addresses = ("10.0.0.2", "10.0.0.1")
     assert not plane.moved() and plane.host == "10.0.0.1"
@@ -49,7 +49,7 @@ def test_a_host_with_several_addresses_has_not_moved_when_they_come_in_another_o
 
 def test_a_name_that_leads_nowhere_for_a_while_stays_where_it_led() -> None:
     names = Names("10.0.0.1")
-    plane = Door(("plane", 29500), _hello, None, names)
+    plane = PlaneAddress(("plane", 29500), _hello, None, names)
     plane.moved()
     names.addresses = ()
     assert not plane.moved() and plane.host == "10.0.0.1"
@@ -66,7 +66,7 @@ def test_another_plane_at_the_new_address_is_not_even_greeted(tmp_path: Path) ->
     for folder in (ours, other):
         folder.mkdir()
     with door(make_certificate(ours, ["aegis"]), answer) as port:
-        plane = Door(("127.0.0.1", port), _hello, None)
+        plane = PlaneAddress(("127.0.0.1", port), _hello, None)
         place = plane.knock(5.0)
         assert place.welcome == WELCOME
         plane.certificate = place.certificate_pem
@@ -80,7 +80,7 @@ def test_another_plane_at_the_new_address_is_not_even_greeted(tmp_path: Path) ->
 
 def test_another_program_at_a_known_planes_place_ends_nothing(tmp_path: Path) -> None:
     with door(make_certificate(tmp_path, ["aegis"]), lambda *_: WELCOME) as port:
-        plane = Door(("127.0.0.1", port), _hello, None)
+        plane = PlaneAddress(("127.0.0.1", port), _hello, None)
         plane.certificate = plane.knock(5.0).certificate_pem
     with socket.create_server(("127.0.0.1", 0)) as mute:
         plane.port = mute.getsockname()[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aegis_elastic.agents.mailbox import Inbox
+from aegis_elastic.agents.mailbox import Mailbox
 from aegis_elastic.agents.plane.link import Identity, NotJoined, PlaneLink, Refused
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.protocol import messages
@@ -20,47 +20,47 @@ from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePh
 
 WAIT_S = 30.0
 ME = Identity("ns", "job", "w", "uid", "node", "127.0.0.1", 1)
-Join = Callable[[int], Inbox]
+Join = Callable[[int], Mailbox]
 
 
 @pytest.fixture
 def join() -> Iterator[Join]:
     """`join(port)`: the inbox of an agent that knocks there, with a join timeout of half a second."""
-    links: list[tuple[PlaneLink, Inbox]] = []
+    links: list[tuple[PlaneLink, Mailbox]] = []
 
-    def begin(port: int) -> Inbox:
-        inbox = Inbox()
-        link = PlaneLink(ME, ("127.0.0.1", port), None, inbox)
-        links.append((link, inbox))
+    def begin(port: int) -> Mailbox:
+        mailbox = Mailbox()
+        link = PlaneLink(ME, ("127.0.0.1", port), None, mailbox)
+        links.append((link, mailbox))
         link.start(0.5)
-        return inbox
+        return mailbox
 
     yield begin
-    for link, inbox in links:
+    for link, mailbox in links:
         link.close(WAIT_S)
-        inbox.close()
+        mailbox.close()
 
 
-def _next(inbox: Inbox) -> object:
-    assert select.select([inbox], [], [], WAIT_S)[0], "nothing was told"
-    (item,) = inbox.drain()
+def _next(mailbox: Mailbox) -> object:
+    assert select.select([mailbox], [], [], WAIT_S)[0], "nothing was told"
+    (item,) = mailbox.drain()
     return item
 
 
-def _nothing_more(inbox: Inbox, seconds: float) -> bool:
-    return select.select([inbox], [], [], seconds)[0] == []
+def _nothing_more(mailbox: Mailbox, seconds: float) -> bool:
+    return select.select([mailbox], [], [], seconds)[0] == []
 
 
 def test_nobody_there_is_told_once_after_the_join_timeout(join: Join) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     began_s = time.monotonic()
-    inbox = join(port)
-    item = _next(inbox)
+    mailbox = join(port)
+    item = _next(mailbox)
     assert isinstance(item, NotJoined)
     assert item.reason == f"cannot reach the control plane at 127.0.0.1:{port}: Connection refused"
     assert time.monotonic() - began_s >= 0.5
-    assert _nothing_more(inbox, 3.0), "it goes on knocking, but quietly"
+    assert _nothing_more(mailbox, 3.0), "it goes on knocking, but quietly"
 
 
 def test_a_port_that_accepts_and_says_nothing_is_nobody_there(join: Join) -> None:
@@ -109,7 +109,7 @@ def test_another_program_on_the_port_is_the_users_to_mend(join: Join) -> None:
 
 @pytest.mark.parametrize("words", ["x" * 500_000, "caf\udce9"])
 def test_whatever_ranks_print_their_failure_is_told(words: str) -> None:
-    link = PlaneLink(ME, ("127.0.0.1", 1), None, Inbox())
+    link = PlaneLink(ME, ("127.0.0.1", 1), None, Mailbox())
     failures = tuple(Failure(rank, rank, 1.0, exit_code=1, exception=words) for rank in range(4))
     data = ReportData(failures=failures, reason=words, clues=("hang",))
     link.report(MessageType.ERROR, WirePhase.COMMAND, 7, 1, data)

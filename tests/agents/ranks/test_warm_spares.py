@@ -15,9 +15,9 @@ from aegis_elastic.agents.guard.client import (
     Exited,
     GatePassed,
     GuardClient,
-    Held,
     RankSpec,
     SpareGone,
+    SpareReady,
     Stopped,
 )
 from aegis_elastic.agents.ranks import warm_spares as module
@@ -62,7 +62,7 @@ class Node:
         """Events up to one of that kind go to the keeper, which acts as soon as it wants to."""
         while True:
             event = next_event(self.guard)
-            if isinstance(event, (GatePassed, Held, SpareGone)):
+            if isinstance(event, (GatePassed, SpareReady, SpareGone)):
                 self.spares.on_event(event)
             if isinstance(event, kind):
                 return event
@@ -73,7 +73,7 @@ class Node:
             if self.spares.due_s is not None:
                 self.spares.act()
             event = next_event(self.guard)
-            assert isinstance(event, (GatePassed, Held, SpareGone)), event
+            assert isinstance(event, (GatePassed, SpareReady, SpareGone)), event
             self.spares.on_event(event)
 
     def stop(self) -> Stopped:
@@ -116,7 +116,7 @@ def test_each_rank_has_its_own_spare_one_made_after_the_other(node: Node) -> Non
         node.until(GatePassed)
     for _ in range(2):
         node.spares.act()
-    node.until(Held)
+    node.until(SpareReady)
     assert (node.spares.held, len(node.children())) == (1, 3), "one is made at a time"
     node.fill(2)
     node.stop()
@@ -396,7 +396,7 @@ def test_a_node_that_waits_for_a_seat_has_its_ranks_held_before_any_of_them_has_
     node.script.write_text("raise SystemExit('must not run here')")
     node.spares.expect([node.spec(0), node.spec(1)])
     node.spares.act()
-    node.until(Held)  # the probe, which is dropped
+    node.until(SpareReady)  # the probe, which is dropped
     node.fill(2)
     held = node.children()
     node.script.write_text(SLEEP)

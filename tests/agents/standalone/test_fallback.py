@@ -71,7 +71,10 @@ def test_all_who_come_follow_the_same_order(
     first, second = _orders(met, 2)
     assert first == second
     assert (first.action, first.incarnation, first.restart_count, first.max_retry) == (Action.RUN, 1, 0, 3)
-    assert [(seat.worker, seat.rank_offset) for seat in first.seats] == [("guest", 0), ("host", 2)]
+    assert [(assignment.worker, assignment.rank_offset) for assignment in first.assignments] == [
+        ("guest", 0),
+        ("host", 2),
+    ]
     assert first.store == "127.0.0.1:5", "the store of the one with group rank 0"
 
 
@@ -82,7 +85,7 @@ def test_two_launchers_of_the_endpoints_host(
     meet("first", hosting=True)
     meet("second", hosting=True)
     orders = _orders(met, 2)
-    assert {seat.worker for seat in orders[0].seats} == {"first", "second"}
+    assert {assignment.worker for assignment in orders[0].assignments} == {"first", "second"}
     assert orders[0] == orders[1]
 
 
@@ -91,13 +94,13 @@ def test_enough_are_waited_for_no_longer_than_the_last_call(
 ) -> None:
     meet("host", hosting=True, nodes=(1, 3))
     (order,) = _orders(met, 1)
-    assert [seat.worker for seat in order.seats] == ["host"]
+    assert [assignment.worker for assignment in order.assignments] == ["host"]
 
 
 def test_one_node_needs_nobody(meet: Meet, met: queue.Queue[tuple[str, Order | None, str]]) -> None:
     meet("only", nodes=(1, 1))
     (order,) = _orders(met, 1)
-    assert [seat.nproc for seat in order.seats] == [2]
+    assert [assignment.nproc for assignment in order.assignments] == [2]
 
 
 def test_too_few_are_told_how_many_came(meet: Meet, met: queue.Queue[tuple[str, Order | None, str]]) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from aegis_elastic.agents.watch.contract import Watched, Watchers
 from aegis_elastic.core.protocol.messages import WATCHED_BYTES_MAX
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
-SEAT = Seat("node-0", "uid", 0, 0, 2)
+SEAT = RankAssignment("node-0", "uid", 0, 0, 2)
 
 
 class Counting:

@@ -11,8 +11,8 @@ import pytest
 
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.plane.link import Identity
-from aegis_elastic.agents.watch.operator_checks import Looking
-from aegis_elastic.core.protocol.directives import Look
+from aegis_elastic.agents.watch.operator_checks import OperatorCheckWatcher
+from aegis_elastic.core.protocol.directives import OperatorCheck
 
 ME = Identity("default", "job", "w", "uid", "node", "127.0.0.1", 1)
 WAIT_S = 60.0
@@ -23,11 +23,11 @@ class Looked:
 
     def __init__(self, settings: CheckSettings) -> None:
         self._woken = threading.Event()
-        self.looking = Looking(ME, settings, self._woken.set)
+        self.looking = OperatorCheckWatcher(ME, settings, self._woken.set)
 
     def ask(self, look: str, *checks: str, **more: Any) -> Mapping[str, Any]:
         """The whole answer to this look."""
-        self.looking.begin(Look(ME.uid, look, checks, **more))
+        self.looking.begin(OperatorCheck(ME.uid, look, checks, **more))
         while True:
             said = self.looking.news()
             if said is not None and said.get("done"):
@@ -70,8 +70,8 @@ def test_what_can_t_be_done_is_answered_with_why(
 
 
 def test_a_newer_look_ends_an_older_one_and_so_does_the_agent_s_end(node: Looked) -> None:
-    node.looking.begin(Look(ME.uid, "long", burn_s=600.0))
+    node.looking.begin(OperatorCheck(ME.uid, "long", burn_s=600.0))
     assert [result["checkType"] for result in node.ask("short", "rdma")["results"]] == ["rdma"]
-    node.looking.begin(Look(ME.uid, "again", burn_s=600.0))
+    node.looking.begin(OperatorCheck(ME.uid, "again", burn_s=600.0))
     node.looking.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "aegis-look"]

@@ -17,10 +17,10 @@ import pytest
 
 from aegis_elastic.agents.watch import progress, shared_folder
 from aegis_elastic.agents.watch.contract import Watched
-from aegis_elastic.agents.watch.progress import PaceWatcher
+from aegis_elastic.agents.watch.progress import ProgressWatcher
 from aegis_elastic.agents.watch.shared_folder import SharedFolder
 from aegis_elastic.core.detection.progress import Facts, RankFacts, decode
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.worker.slot import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -44,7 +44,7 @@ class Stage:
 
     def __init__(self, floor_s: float) -> None:
         self.woken = threading.Event()
-        self.watcher = PaceWatcher(self.woken.set, floor_s, "here")
+        self.watcher = ProgressWatcher(self.woken.set, floor_s, "here")
         self.ranks: list[subprocess.Popen[str]] = []
 
     @property
@@ -58,7 +58,7 @@ class Stage:
                 subprocess.Popen([sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, text=True)
             )
         pids = {rank: process.pid for rank, process in enumerate(self.ranks)}
-        self.watcher.started(Watched(1, Seat("w", "u", 0, 0, count), pids))
+        self.watcher.started(Watched(1, RankAssignment("w", "u", 0, 0, count), pids))
 
     def say(self, rank: int) -> None:
         stdin = self.ranks[rank].stdin

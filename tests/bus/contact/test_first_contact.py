@@ -29,7 +29,7 @@ WELCOME = Welcome("jwt", 4222, 1, 0, 1, 3, 0)
 Answer = Callable[[Hello, grpc.ServicerContext], Welcome]
 
 
-class Door(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+class PlaneAddress(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """A plane's door with an answer of the test's."""
 
     def __init__(self, answer: Answer, method: str = first_contact.METHOD) -> None:
@@ -49,7 +49,7 @@ class Door(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
 def door(certificate: Certificate, answer: Answer, method: str = first_contact.METHOD) -> Iterator[int]:
     """A TLS gRPC server on the loopback; gives its port."""
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers((Door(answer, method),))
+    server.add_generic_rpc_handlers((PlaneAddress(answer, method),))
     pair = (certificate.key_path.read_bytes(), certificate.pem.encode())
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from aegis_elastic.control.controllers import guarded_actions
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.core.policy import storm_guard
 from aegis_elastic.core.policy.storm_guard import Case, Counted, Deed, NodeGuard, Outcome, Seen
 from aegis_elastic.store.contract import KeyExists, RevisionConflict
 from aegis_elastic.store.leases import Lease
 
 
-class NoReverification(GuardKeeper):
+class NoReverification(GuardedActions):
     """What was seen before the evidence was collected is believed."""
 
     _first: Seen | None = None
@@ -37,7 +37,7 @@ class NoReverification(GuardKeeper):
             self._first = None
 
 
-class CountsIntents(GuardKeeper):
+class CountsIntents(GuardedActions):
     """The breaker counts when the decision is made, not when the action is."""
 
     async def _carry_out(self, case: Case, reason: str) -> None:
@@ -46,7 +46,7 @@ class CountsIntents(GuardKeeper):
         await super()._carry_out(case, reason)
 
 
-class NoFence(GuardKeeper):
+class NoFence(GuardedActions):
     """Whoever held the lock once goes on, however long it slept."""
 
     async def _under(self, lock: Lease, case: Case, reason: str) -> None:
@@ -59,7 +59,7 @@ class NoFence(GuardKeeper):
             self._policy = before
 
 
-class NoCompareAndSwap(GuardKeeper):
+class NoCompareAndSwap(GuardedActions):
     """The record is written over whatever is there, and the lock isn't looked at again."""
 
     async def _commit(self, case: Case, known: guarded_actions.Known, deed: Deed) -> bool:
@@ -71,7 +71,7 @@ class NoCompareAndSwap(GuardKeeper):
         await super()._under(type("Held", (), {"held": True, "token": lock.token})(), case, reason)
 
 
-class NoLock(GuardKeeper):
+class NoLock(GuardedActions):
     """Everybody acts at once, and the record is no obstacle either."""
 
     async def _carry_out(self, case: Case, reason: str) -> None:
@@ -83,7 +83,7 @@ class NoLock(GuardKeeper):
         return True
 
 
-class OwnClock(GuardKeeper):
+class OwnClock(GuardedActions):
     """Each look starts the clock again: the first draft of the document, which never acted."""
 
     async def known(self, case: Case) -> guarded_actions.Known:
@@ -93,14 +93,14 @@ class OwnClock(GuardKeeper):
         return known._replace(anchor=msgspec.structs.replace(known.anchor, since=self._now()))
 
 
-class SilentFailure(GuardKeeper):
+class SilentFailure(GuardedActions):
     """A failed action is a line in a log."""
 
     async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
         await self._settle(case.node_name, deed.id, outcome)
 
 
-class NoEscalation(GuardKeeper):
+class NoEscalation(GuardedActions):
     """ "Restarted" is the last that anybody hears."""
 
     async def follow_up(self, case: Case) -> None:
@@ -110,7 +110,7 @@ class NoEscalation(GuardKeeper):
             await self._change(case.node_name, lambda now: storm_guard.followed_up(now, deed))
 
 
-class ClaimIsEnough(GuardKeeper):
+class ClaimIsEnough(GuardedActions):
     """A page that somebody has claimed counts as sent, though the sender may have died."""
 
     async def page(self, node_name: str, what: str, text: str, *, urgent: bool) -> bool:
@@ -134,7 +134,7 @@ RULES: dict[str, tuple[str, Any]] = {
     "the breaker never opens": ("guarded", lambda node, now: []),
     "no persistence": ("_persistence", lambda seen, anchor, now, policy: None),
 }
-KEEPERS: dict[str, type[GuardKeeper]] = {
+KEEPERS: dict[str, type[GuardedActions]] = {
     "no re-verification": NoReverification,
     "intents are counted": CountsIntents,
     "no fence": NoFence,
@@ -149,9 +149,9 @@ MUTANTS = [*RULES, *KEEPERS]
 
 
 @contextmanager
-def mutant(name: str, patch: pytest.MonkeyPatch) -> Iterator[type[GuardKeeper]]:
+def mutant(name: str, patch: pytest.MonkeyPatch) -> Iterator[type[GuardedActions]]:
     """The keeper with this rule broken."""
     with patch.context() as inside:
         if name in RULES:
             inside.setattr(storm_guard, *RULES[name])
-        yield KEEPERS.get(name, GuardKeeper)
+        yield KEEPERS.get(name, GuardedActions)

@@ -16,7 +16,7 @@ from typing import Any
 
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, master_jwt
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
 from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, Outcome
@@ -76,7 +76,7 @@ class World:
 async def main() -> None:
     told = json.loads(sys.stdin.readline())
     store = await open_store(told)
-    keeper = GuardKeeper(store, "job", told["name"], POLICY, World(told))
+    keeper = GuardedActions(store, "job", told["name"], POLICY, World(told))
     print("ready", flush=True)
     sys.stdin.readline()
     cases = [

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
 from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, NodeGuard, Outcome
@@ -125,7 +125,7 @@ class Cluster:
     """The truth, and the judge."""
 
     def __init__(
-        self, seed: int, policy: Guard, days: float, keeper: type[GuardKeeper] = GuardKeeper
+        self, seed: int, policy: Guard, days: float, keeper: type[GuardedActions] = GuardedActions
     ) -> None:
         self.rng = random.Random(seed)
         self.policy = Policy(guard=policy)
@@ -336,7 +336,7 @@ class Master:
             # Stopped as by SIGSTOP: its leases aren't refreshed either.
             self.has_slept = True
             for lease in self.store._leases:
-                lease._keeper.cancel()
+                lease._record_store.cancel()
             await asyncio.sleep(self.rng.choice([20.0, 90.0, 700.0, 1500.0]))
         elif chance < 0.14 + self.cluster.sleepy:
             await asyncio.sleep(self.rng.uniform(0.01, 5))
@@ -419,7 +419,7 @@ def simulate(
     seed: int,
     days: float = 1.0,
     policy: Guard | None = None,
-    keeper: type[GuardKeeper] = GuardKeeper,
+    keeper: type[GuardedActions] = GuardedActions,
     sleepy: float = 0.01,
 ) -> Cluster:
     """Run one cluster; `Broken` if the guard did something wrong. Returns it for its figures. `sleepy`: how

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis_elastic.control.controllers.checkpoints import LATE, UNREAD, BoundaryDesk
+from aegis_elastic.control.controllers.checkpoints import LATE, UNREAD, CheckpointController
 from aegis_elastic.control.controllers.contract import Decided
 from aegis_elastic.core.accounts.report import FALSE_SUCCESS
 from aegis_elastic.core.events import Act, Event, Evict, Finish, Join, Mark, Noted, Reconcile, Saved, Unmark
@@ -23,10 +23,10 @@ class Office:
 
     def __init__(self, min_worker_num: int = 2) -> None:
         self.fed: list[Event] = []
-        self.desk = BoundaryDesk(self.fed.append)
+        self.controller = CheckpointController(self.fed.append)
         spec = JobSpec("job", "default", 2, min_worker_num, 3, bootcheck="off")
         self.status = create(spec, time.time())
-        self.desk.followed(self.status, ())
+        self.controller.followed(self.status, ())
         for name in ("a", "b"):
             self.step(Join(name, f"uid-{name}", f"node-{name}", "127.0.0.1", 1))
         self.finish()  # getting ready
@@ -46,7 +46,7 @@ class Office:
             made = step(self.status, event, time.time())
             self.status = made.status
             done.append(Decided(event, made))
-        self.desk.followed(self.status, done)
+        self.controller.followed(self.status, done)
         return self.status
 
     def hear(
@@ -59,7 +59,7 @@ class Office:
             time_stamp=1.0, seq_num=self.status.seq_num, uid=f"uid-{worker}",
             incarnation=self.status.incarnation, data=ReportData(state=state, watched=watched),
         )  # fmt: skip
-        self.desk.heard(decode(encode(message)), now_s or time.monotonic())
+        self.controller.heard(decode(encode(message)), now_s or time.monotonic())
 
     def take(self) -> list[Event]:
         """What it has put in line; the machine hears it."""
@@ -116,8 +116,8 @@ def test_a_master_that_takes_over_does_not_take_old_ones_for_new(office: Office)
     office.hear("a", saved=[seen(1, -1)])
     office.take()
     successor = Office()
-    successor.desk = BoundaryDesk(successor.fed.append)
-    successor.desk.followed(office.status, ())
+    successor.controller = CheckpointController(successor.fed.append)
+    successor.controller.followed(office.status, ())
     successor.status = office.status
     successor.hear("a", saved=[seen(1, -1)])
     assert successor.fed == []
@@ -147,16 +147,16 @@ def test_who_waits_in_vain_for_a_boundary_is_called_out_once(office: Office) -> 
     office.hear("a", now_s=began_s, saved=[seen(1, 10)])
     office.hear("a", now_s=began_s + 100, saved=[seen(1, 10), seen(2, 20)])
     office.take()
-    assert math.isinf(office.desk.due_s()), "nobody waits"
+    assert math.isinf(office.controller.due_s()), "nobody waits"
     office.step(Mark("node-b", "b", Verdict.SLOW, "1.5 times the others"))
-    due_s = office.desk.due_s()
+    due_s = office.controller.due_s()
     assert due_s == pytest.approx(began_s + 400, abs=5)
-    assert office.desk.turn(due_s - 1) == []
-    (noted,) = office.desk.turn(due_s)
+    assert office.controller.turn(due_s - 1) == []
+    (noted,) = office.controller.turn(due_s)
     assert isinstance(noted, Noted)
     assert (noted.code, noted.node_name) == (LATE, "node-b")
     assert "3 times the usual 100 s" in noted.detail
-    assert math.isinf(office.desk.due_s())
+    assert math.isinf(office.controller.due_s())
 
 
 def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(office: Office) -> None:
@@ -166,19 +166,19 @@ def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(office
     office.hear("a", now_s=began_s + 10, saved=[seen(2, 20)])
     office.take()
     office.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
-    due_s = office.desk.due_s()
-    assert len(office.desk.turn(due_s)) == 1
-    assert math.isinf(office.desk.due_s()), "once for each"
+    due_s = office.controller.due_s()
+    assert len(office.controller.turn(due_s)) == 1
+    assert math.isinf(office.controller.due_s()), "once for each"
     office.hear("a", now_s=due_s, saved=[seen(3, 30)])
     office.take()
-    assert due_s < office.desk.due_s() < math.inf
+    assert due_s < office.controller.due_s() < math.inf
     office.step(Unmark("node-b", Verdict.SLOW, "keeps up"))
-    assert math.isinf(office.desk.due_s())
+    assert math.isinf(office.controller.due_s())
 
 
 def test_a_healthy_training_that_never_saves_calls_nobody(office: Office) -> None:
-    assert math.isinf(office.desk.due_s())
-    assert office.desk.turn(time.monotonic() + 1e6) == []
+    assert math.isinf(office.controller.due_s())
+    assert office.controller.turn(time.monotonic() + 1e6) == []
 
 
 def test_an_end_with_a_tracker_that_nobody_can_read_is_doubted_once(office: Office) -> None:

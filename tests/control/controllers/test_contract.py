@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from aegis_elastic.control.controllers.contract import Decided, Desks
+from aegis_elastic.control.controllers.contract import Controllers, Decided
 from aegis_elastic.core.events import Event, Noted
 from aegis_elastic.core.machine import create
 from aegis_elastic.core.model import JobSpec, Status
@@ -21,7 +21,7 @@ MESSAGE = Message(
 )  # fmt: skip
 
 
-class Listener:
+class LogListener:
     """A desk that wants its turn at a moment and then says one thing."""
 
     def __init__(self, due_s: float = math.inf) -> None:
@@ -45,7 +45,7 @@ class Listener:
         self.seen.append("closed")
 
 
-class Broken(Listener):
+class Broken(LogListener):
     """A desk whose method of that name raises."""
 
     def __init__(self, where: str) -> None:
@@ -71,32 +71,32 @@ class Broken(Listener):
 
 
 def test_a_desk_has_its_turn_when_it_is_due_and_not_before() -> None:
-    desks, desk = Desks(), Listener(5.0)
-    desks.add(desk)
-    assert desks.due_s() == 5.0
-    assert desks.turn(4.9) == []
-    (event,) = desks.turn(5.0)
+    controllers, controller = Controllers(), LogListener(5.0)
+    controllers.add(controller)
+    assert controllers.due_s() == 5.0
+    assert controllers.turn(4.9) == []
+    (event,) = controllers.turn(5.0)
     assert isinstance(event, Noted)
-    assert desks.due_s() == math.inf
+    assert controllers.due_s() == math.inf
 
 
 def test_nobody_is_waited_for_without_desks() -> None:
-    assert Desks().due_s() == math.inf
-    assert Desks().turn(0.0) == []
+    assert Controllers().due_s() == math.inf
+    assert Controllers().turn(0.0) == []
 
 
 @pytest.mark.parametrize("where", ["heard", "followed", "turn", "close"])
 def test_a_desk_that_breaks_is_put_aside_and_the_others_go_on(where: str) -> None:
-    desks, sound = Desks(), Listener()
-    desks.add(Broken(where))
-    desks.add(sound)
+    controllers, sound = Controllers(), LogListener()
+    controllers.add(Broken(where))
+    controllers.add(sound)
     for _ in range(2):  # the second time it is not asked any more
-        desks.heard(MESSAGE, 1.0)
-        desks.followed(STATUS, ())
-        desks.turn(1.0)
-    asyncio.run(desks.close())
+        controllers.heard(MESSAGE, 1.0)
+        controllers.followed(STATUS, ())
+        controllers.turn(1.0)
+    asyncio.run(controllers.close())
     assert sound.seen == ["w0", "Pending", "w0", "Pending", "closed"]
-    assert desks.broken == {"Broken": f"RuntimeError: broken in {where}"}
+    assert controllers.broken == {"Broken": f"RuntimeError: broken in {where}"}
 
 
 class Busy(Broken):
@@ -113,19 +113,19 @@ class Busy(Broken):
 
 def test_the_tasks_of_a_desk_that_breaks_end_at_once_and_what_others_use_stays() -> None:
     async def story() -> None:
-        desks, busy, sound = Desks(), Busy(), Listener()
+        controllers, busy, sound = Controllers(), Busy(), LogListener()
         order: list[str] = []
 
         async def give_back() -> None:
             order.append(f"after {sound.seen}")
 
-        for desk in (busy, sound):
-            desks.add(desk)
-        desks.at_the_end(give_back)
-        desks.turn(1.0)
+        for controller in (busy, sound):
+            controllers.add(controller)
+        controllers.at_the_end(give_back)
+        controllers.turn(1.0)
         await asyncio.wait_for(asyncio.gather(busy.work, return_exceptions=True), 5)
         assert busy.work.cancelled() and not order
-        await desks.close()
+        await controllers.close()
         assert busy.seen == ["closed"], "once"
         assert order == ["after ['closed']"]
 
@@ -137,11 +137,11 @@ def test_a_desk_that_can_not_even_be_closed_harms_nobody() -> None:
         async def close(self) -> None:
             raise OSError("nor in close")
 
-    async def story() -> Desks:
-        desks = Desks()
-        desks.add(Hopeless("turn"))
-        desks.turn(1.0)
-        await desks.close()
-        return desks
+    async def story() -> Controllers:
+        controllers = Controllers()
+        controllers.add(Hopeless("turn"))
+        controllers.turn(1.0)
+        await controllers.close()
+        return controllers
 
     assert asyncio.run(story()).broken == {"Hopeless": "RuntimeError: broken in turn"}

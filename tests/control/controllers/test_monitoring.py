@@ -17,7 +17,7 @@ from aegis_elastic.bus import tls
 from aegis_elastic.bus.contact import notes
 from aegis_elastic.bus.contact.notes import Envelope, Note, NoteRefused
 from aegis_elastic.bus.credentials import NKey
-from aegis_elastic.control.controllers.monitoring import NOTED_MAX, Monitoring
+from aegis_elastic.control.controllers.monitoring import NOTED_MAX, MonitoringController
 from aegis_elastic.core.detection.anomalies import Anomaly
 from aegis_elastic.core.events import Noted
 from aegis_elastic.core.machine.change import create
@@ -167,15 +167,15 @@ def test_what_was_noted_while_the_master_was_away_arrives_when_it_is_back(
 
 def test_what_a_worker_says_of_its_usage_is_kept_if_it_makes_sense_and_goes_with_it() -> None:
     status = create(JobSpec("job", "team", 1, 1, 2), 0.0)
-    desk = Monitoring(lambda event: None, status)
+    controller = MonitoringController(lambda event: None, status)
     good = {"time": 1.0, "cpuCores": 2.0, "availableBytes": 1, "totalBytes": 2, "networkBytesS": 3.0}
     for facts in (b'{"time": "now"}', b"[]", b"null", msgspec.json.encode(good)):
-        desk.heard(reported(facts), 0.0)
-        assert set(desk.usage) == ({"a"} if facts.startswith(b'{"time":1') else set())
-    desk.heard(reported(b'"nonsense"'), 0.0)
-    assert desk.usage["a"].cpu_cores == 2.0, "what was known is not forgotten for it"
-    desk.followed(status, ())
-    assert desk.usage == {}, "no such worker takes part any more"
+        controller.heard(reported(facts), 0.0)
+        assert set(controller.usage) == ({"a"} if facts.startswith(b'{"time":1') else set())
+    controller.heard(reported(b'"nonsense"'), 0.0)
+    assert controller.usage["a"].cpu_cores == 2.0, "what was known is not forgotten for it"
+    controller.followed(status, ())
+    assert controller.usage == {}, "no such worker takes part any more"
 
 
 def reported(facts: bytes) -> Message:

@@ -362,21 +362,23 @@ def test_a_fault_that_nobody_thought_of_ends_neither_the_following_nor_the_writi
             if isinstance(event, Taint) and event.node_name == "n2":
                 heard.set()
 
-        desk = nodes.NodeDesk(scope, JobSpec("job", "team", 2, 2, 0), feed)
+        controller = nodes.NodeController(scope, JobSpec("job", "team", 2, 2, 0), feed)
         status = create(JobSpec("job", "team", 2, 2, 0), time.time())
-        desk.followed(status, ())
+        controller.followed(status, ())
         names = ("cursed", "n1")
         found = tuple(ErrorNode(name, "gpu.missing", "hardware", time.time(), "job") for name in names)
         condemned = tuple(RecordErrorNode(1, each.node_name, each.reason, each.kind) for each in found)
         status = msgspec.structs.replace(status, error_nodes=found)
-        desk.followed(status, [Decided(Reconcile(), Transition(status, condemned, "must leave", "leave"))])
-        await asyncio.wait_for(desk._writes.join(), 10)
+        controller.followed(
+            status, [Decided(Reconcile(), Transition(status, condemned, "must leave", "leave"))]
+        )
+        await asyncio.wait_for(controller._writes.join(), 10)
         assert set(await scope.records()) == {"n1"}, "one that can't be written is in nobody's way"
         taint = NodeTaint("new cables", MANUAL, time.time(), "ops", 0.0)
         await scope.changed("n2", lambda record: node_records.tainted(record, taint))
         await asyncio.wait_for(heard.wait(), 10)
-        assert desk._believed("cursed").taints, "this job goes by what it found, written or not"
-        await desk.close()
+        assert controller._believed("cursed").taints, "this job goes by what it found, written or not"
+        await controller.close()
 
     asyncio.run(story())
     said = [record.getMessage() for record in caplog.records]

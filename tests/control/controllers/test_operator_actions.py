@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aegis_elastic.agents.plane.link import RenewSelf
+from aegis_elastic.agents.plane.link import ReexecRequested
 from aegis_elastic.control.host.errors import AdminRefused
 from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.events import Finding, Mark
@@ -71,10 +71,10 @@ def test_who_missed_that_it_is_to_renew_itself_is_told_again(hold: Hold, agent: 
     worker.say(MessageType.ERROR, reason="exit code 1")
     worker.wait(Order, lambda order: order.action is Action.TROUBLESHOOT)
     worker.say(MessageType.FINISH, findings=(Finding("runtime", "runtime.broken", "software"),))
-    told = worker.wait(RenewSelf)
+    told = worker.wait(ReexecRequested)
     assert told.reason == "runtime.broken"
     # Its heartbeats go on: the master doesn't take it back, but says so again.
-    assert worker.wait(RenewSelf) == told
+    assert worker.wait(ReexecRequested) == told
     # The clean process: the same name, another life.
     agent(plane, "a").obey(Action.STOP)
     assert journal.replay(plane.journal()).ok

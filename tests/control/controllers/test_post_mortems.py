@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from aegis_elastic.control.controllers.contract import Decided
-from aegis_elastic.control.controllers.post_mortems import InquestDesk
+from aegis_elastic.control.controllers.post_mortems import PostMortemController
 from aegis_elastic.core.accounts.journal import Create, Line, begin, line_of
 from aegis_elastic.core.events import Event, Noted, Progress, Quit
 from aegis_elastic.core.machine import step
@@ -91,12 +91,12 @@ class Recorded(Told):
 def fails_again(job: Recorded, earlier: list[Line]) -> list[Event]:
     """What the desk of a master that came back says to the next failure."""
     said: list[Event] = []
-    desk = InquestDesk(said.append, fail_fast=True, earlier=lambda: earlier)
-    desk.followed(job.status, ())
+    controller = PostMortemController(said.append, fail_fast=True, earlier=lambda: earlier)
+    controller.followed(job.status, ())
     job.done.clear()
     job.error("w1", BUG)
     job.settle()
-    desk.followed(job.status, job.done)
+    controller.followed(job.status, job.done)
     return said
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aegis_elastic.control.controllers.contract import Decided
-from aegis_elastic.control.controllers.progress import PaceDesk
+from aegis_elastic.control.controllers.progress import ProgressController
 from aegis_elastic.core.detection import stacks
 from aegis_elastic.core.detection.progress import Own
 from aegis_elastic.core.detection.stacks import Frame
@@ -44,14 +44,16 @@ class Office:
     def __init__(self) -> None:
         self.fed: list[Event] = []
         self.moved: list[float] = []
-        self.desk = PaceDesk(self.fed.append, floor_s=60.0, silent_s=30.0, moved=self.moved.append)
+        self.controller = ProgressController(
+            self.fed.append, floor_s=60.0, silent_s=30.0, moved=self.moved.append
+        )
         self.status = create(
             JobSpec("job", "default", 4, 2, 3, bootcheck="off", troubleshoot="off"), time.time()
         )
         self.now_s = time.monotonic()
         self.look = 0
         self.done: list[Event] = []
-        self.desk.followed(self.status, ())
+        self.controller.followed(self.status, ())
         for name in NAMES:
             self.step(Join(name, f"uid-{name}", f"node-{name}", "127.0.0.1", 1))
         self.finish()  # getting ready
@@ -72,7 +74,7 @@ class Office:
             made = step(self.status, event, time.time())
             self.status = made.status
             done.append(Decided(event, made))
-        self.desk.followed(self.status, done)
+        self.controller.followed(self.status, done)
 
     def hear(
         self,
@@ -103,7 +105,7 @@ class Office:
             incarnation=incarnation or self.status.incarnation,
             data=ReportData(state="running", watched=watched),
         )  # fmt: skip
-        self.desk.heard(decode(encode(message)), self.now_s)
+        self.controller.heard(decode(encode(message)), self.now_s)
 
     def turn(self, *, seconds: float = 2.0, but: str = "", **told: Any) -> list[Event]:
         """Everybody but those is heard, and some time goes by. `told`: of all, or by worker."""
@@ -113,7 +115,7 @@ class Office:
             if name not in but:
                 common = {key: value for key, value in told.items() if key not in NAMES}
                 self.hear(name, **common | told.get(name, {}))
-        events = [*self.fed, *self.desk.turn(self.now_s)]
+        events = [*self.fed, *self.controller.turn(self.now_s)]
         self.fed.clear()
         self.done += events
         self.step(*events)
@@ -159,8 +161,8 @@ def test_a_stop_for_whatever_reason_ends_the_marks_of_a_hang(office: Office) -> 
     office.turn(**stuck())
     office.step(Error("a", "uid-a", 1, office.status.seq_num, "exit code 1"))
     assert [type(event) for event in office.fed] == [Unmark]
-    assert office.desk.due_s() == math.inf
-    assert list(office.desk.turn(office.now_s + 5)) == []
+    assert office.controller.due_s() == math.inf
+    assert list(office.controller.turn(office.now_s + 5)) == []
 
 
 def test_without_word_from_everybody_nothing_is_said_of_a_hang(office: Office) -> None:
@@ -233,8 +235,8 @@ def test_a_new_master_takes_over_the_marks_and_takes_them_away_when_their_time_h
     office: Office,
 ) -> None:
     office.turn(**stuck())
-    office.desk = PaceDesk(office.fed.append, floor_s=60.0)
-    office.desk.followed(office.status, ())
+    office.controller = ProgressController(office.fed.append, floor_s=60.0)
+    office.controller.followed(office.status, ())
     assert office.turn(**stuck()) == []
     office.turn(idleS=0.1)
     assert office.marks() == set()

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis_elastic.control.controllers.contract import Decided, Desks
-from aegis_elastic.control.controllers.correlated_failures import BrakeDesk, probe_io
-from aegis_elastic.control.controllers.storm_guard import GuardianDesk
+from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.correlated_failures import CorrelatedFailureController, probe_io
+from aegis_elastic.control.controllers.storm_guard import StormGuardController
 from aegis_elastic.core.events import (
     Act,
     Error,
@@ -72,10 +72,12 @@ class Office:
         async def have() -> Store:
             return MemoryStore(self.backend)
 
-        self.desk = GuardianDesk(self.fed.append, "ns/job/1", policy, self.pager, store or have, name="one")
-        self.desks = Desks()
-        self.desks.add(self.desk)
-        self.desks.followed(self.recorded.status, ())
+        self.controller = StormGuardController(
+            self.fed.append, "ns/job/1", policy, self.pager, store or have, name="one"
+        )
+        self.controllers = Controllers()
+        self.controllers.add(self.controller)
+        self.controllers.followed(self.recorded.status, ())
 
     def happens(self, *events: Event) -> None:
         """The master's part: step, then tell the desk."""
@@ -86,7 +88,7 @@ class Office:
             event = next((e for e in events if e == line.event), line.event)
             made = Transition(self.recorded.status, line.effects, line.reason, line.transition)
             done.append(Decided(event, made))  # type: ignore[arg-type]
-        self.desks.followed(self.recorded.status, done)
+        self.controllers.followed(self.recorded.status, done)
 
     async def until(self, holds: Callable[[], bool], pump: bool = True) -> None:
         """Let the master's loop go round until that holds."""
@@ -104,7 +106,7 @@ def play(story: Callable[[Office], Awaitable[None]], **how: Any) -> Office:
         try:
             await asyncio.wait_for(story(office), 15)
         finally:
-            await office.desks.close()
+            await office.controllers.close()
         return office
 
     return asyncio.run(whole())
@@ -119,7 +121,7 @@ def test_a_mark_is_acted_on_and_the_outcome_is_what_the_job_made_of_it() -> None
         await office.until(lambda: office.recorded.status.phase is Phase.TROUBLESHOOTING)
         assert office.recorded.status.recover_count == 1
         office.recorded.everybody_finishes(time.time() - BEGIN)
-        office.desks.followed(office.recorded.status, ())
+        office.controllers.followed(office.recorded.status, ())
         await office.until(lambda: len(office.pager.pages) == 2)
         assert office.pager.pages[0][0].startswith("n1.due.")
         key, text, urgent = office.pager.pages[1]
@@ -153,12 +155,12 @@ def test_a_mark_that_goes_before_its_turn_costs_nothing() -> None:
         office.happens(Unmark("n1", Verdict.FROZEN, "it moves again"))
         office.fed.remove(act)
         office.happens(act)  # which comes too late
-        node, _ = await (await office.desk._guard()).node("n1")
+        node, _ = await (await office.controller._guard()).node("n1")
         await office.until(
             lambda: any(isinstance(e, Noted) and e.code == "guard.withdrawn" for e in office.fed), False
         )
         await asyncio.sleep(0.05)
-        node, _ = await (await office.desk._guard()).node("n1")
+        node, _ = await (await office.controller._guard()).node("n1")
         assert (node.counted, node.cool_until) == ((), 0.0)
         assert office.recorded.status.recover_count == 0
 
@@ -173,7 +175,7 @@ def test_what_the_machine_pages_and_what_notes_call_for_reaches_humans_once() ->
         )
         note = Noted("w0", "n0", "success.false", "it couldn't read where it stood", 1.0)
         for _ in range(3):
-            office.desks.followed(status, [Decided(note, paged)])
+            office.controllers.followed(status, [Decided(note, paged)])
         await office.until(lambda: len(office.pager.pages) == 2)
         await asyncio.sleep(0.1)
         texts = {text for _, text, _ in office.pager.pages}
@@ -211,36 +213,38 @@ def test_a_guard_that_breaks_is_put_aside_and_the_job_goes_on() -> None:
 
     async def story(office: Office) -> None:
         office.happens(FROZEN)
-        await office.until(lambda: office.desks.due_s() == math.inf and bool(office.desks.broken))
-        assert office.desks.broken == {"GuardianDesk": "ZeroDivisionError: a mistake of ours"}
+        await office.until(lambda: office.controllers.due_s() == math.inf and bool(office.controllers.broken))
+        assert office.controllers.broken == {"StormGuardController": "ZeroDivisionError: a mistake of ours"}
 
     play(story, store=broken)
 
 
 def test_the_breaker_stops_isolations_and_observing_stops_all() -> None:
     async def story(office: Office) -> None:
-        keeper = await office.desk._guard()
+        keeper = await office.controller._guard()
         for number in range(3):
             await keeper.count("n1", Action.ISOLATE, str(number))
-            assert await office.desk.objection("n1") == ""
+            assert await office.controller.objection("n1") == ""
         await keeper.count("n1", Action.ISOLATE, "once more")
-        assert await office.desk.objection("n1") == "the breaker is open: 4 actions in 24 h, 3 are allowed"
+        assert (
+            await office.controller.objection("n1") == "the breaker is open: 4 actions in 24 h, 3 are allowed"
+        )
 
     play(story)
 
     async def observing(office: Office) -> None:
-        assert await office.desk.objection("n1") == "the policy is to observe"
+        assert await office.controller.objection("n1") == "the policy is to observe"
 
     play(observing, policy=Policy(mode="observe"))
 
 
 def test_old_records_are_forgotten_and_young_ones_are_not() -> None:
     async def story(office: Office) -> None:
-        keeper = await office.desk._guard()
+        keeper = await office.controller._guard()
         await keeper.page("n1", "old", "text", urgent=False)
         await keeper.count("n1", Action.LEVEL_1, "old")
         now = time.time
-        office.desk._wall = lambda: now() + 3 * 86400
+        office.controller._wall = lambda: now() + 3 * 86400
         await keeper.page("n2", "young", "text", urgent=False)
         await keeper.forget()
         assert [key.split(".")[-1] for key in office.backend.entries] == [b"young".hex()]
@@ -254,11 +258,11 @@ def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used:
 
     async def story(office: Office) -> None:
         s = office.recorded.status
-        keeper = await office.desk._guard()
+        keeper = await office.controller._guard()
         for number in range(used):
             await keeper.count("n1", Action.RESTART_HUNG, f"deed {number}")
         office.happens(Join("w2", "u2", "n2", "127.0.0.1", 1), Fit("w2", "u2", True))
-        await office.until(lambda: office.desk._records_in == 1)
+        await office.until(lambda: office.controller._records_in == 1)
         office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
         assert office.recorded.status.phase is Phase.TROUBLESHOOTING, "at once, whatever the breaker says"
         relief = [event for event in office.fed if isinstance(event, Relieve)]
@@ -282,11 +286,11 @@ def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used:
 def test_a_policy_that_observes_only_says_that_a_spare_would_take_over() -> None:
     async def story(office: Office) -> None:
         s = office.recorded.status
-        keeper = await office.desk._guard()
+        keeper = await office.controller._guard()
         for number in range(3):
             await keeper.count("n1", Action.RESTART_HUNG, f"deed {number}")
         office.happens(Noted("", "", "a.b", "wakes the desk", 0.0))
-        await office.until(lambda: office.desk._records_in == 1)
+        await office.until(lambda: office.controller._records_in == 1)
         office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
         said = [e.detail for e in office.fed if isinstance(e, Noted) and e.code == "guard.would_act"]
         assert said == ["a spare instead: the breaker is open: 3 actions in 24 h, 3 are allowed"]
@@ -317,12 +321,16 @@ def finish(recorded: Recorded, name: str, *findings: Finding) -> Message:
     )
 
 
-def brake(policy: Policy, recorded: Recorded, clock: Callable[[], float]) -> tuple[BrakeDesk, list[str]]:
+def brake(
+    policy: Policy, recorded: Recorded, clock: Callable[[], float]
+) -> tuple[CorrelatedFailureController, list[str]]:
     pages: list[str] = []
-    desk = BrakeDesk(lambda event: None, policy, lambda key, text, urgent: pages.append(text), {}, now=clock)
+    controller = CorrelatedFailureController(
+        lambda event: None, policy, lambda key, text, urgent: pages.append(text), {}, now=clock
+    )
     recorded.at(100, Act("w0", "manual", "an operator"))
-    desk.followed(recorded.status, ())
-    return desk, pages
+    controller.followed(recorded.status, ())
+    return controller, pages
 
 
 GPU = Finding("gpu", "gpu.missing", "hardware")
@@ -330,24 +338,24 @@ GPU = Finding("gpu", "gpu.missing", "hardware")
 
 def test_the_brake_holds_ever_longer_isolates_nobody_and_ends_at_its_bound() -> None:
     recorded, now = Recorded(4), [1000.0]
-    desk, pages = brake(Policy(guard=Guard(probe_s=10, hold_max_s=100)), recorded, lambda: now[0])
+    controller, pages = brake(Policy(guard=Guard(probe_s=10, hold_max_s=100)), recorded, lambda: now[0])
     waits = []
     for _ in range(10):
         for number in range(4):
-            assert desk.due_s() == math.inf, "as long as one hasn't told"
-            desk.heard(finish(recorded, f"w{number}", *([GPU] if number < 2 else [])), 0.0)
-        assert desk.due_s() == -math.inf
-        [event] = desk.turn(0.0)
+            assert controller.due_s() == math.inf, "as long as one hasn't told"
+            controller.heard(finish(recorded, f"w{number}", *([GPU] if number < 2 else [])), 0.0)
+        assert controller.due_s() == -math.inf
+        [event] = controller.turn(0.0)
         if isinstance(event, Quit):
             break
         assert isinstance(event, Hold)
         waits.append(event.until - now[0])
         now[0] = event.until
-        desk.followed(msgspec.structs.replace(recorded.status, held=event.reason), ())
+        controller.followed(msgspec.structs.replace(recorded.status, held=event.reason), ())
         # The hold runs out: everybody checks again, in a new order.
         again = msgspec.structs.replace(recorded.status, seq_num=recorded.status.seq_num + 1)
         recorded.status = again
-        desk.followed(again, ())
+        controller.followed(again, ())
     assert waits == [10, 20, 40, 30]
     assert isinstance(event, Quit)
     assert "it has lasted for 100 s, and no node is blamed" in event.reason
@@ -384,38 +392,38 @@ def first_checks(nodes: int, broken: int) -> tuple[Recorded, list[str]]:
             for worker in recorded.status.workers
         ),
     )
-    desk = BrakeDesk(
+    controller = CorrelatedFailureController(
         lambda event: None, Policy(), lambda key, text, urgent: pages.append(text), {}, now=lambda: 1000.0
     )
-    desk.followed(recorded.status, ())
+    controller.followed(recorded.status, ())
     for number in range(nodes):
         found = (GPU,) if number < broken else ()
-        desk.heard(finish(recorded, f"w{number}", *found), 0.0)
+        controller.heard(finish(recorded, f"w{number}", *found), 0.0)
         worker = recorded.status.workers[number]
         recorded.add(100, Finish(worker.name, worker.uid, 1, recorded.status.seq_num, found, "127.0.0.1:1"))
     # The desk's turn comes before the machine's.
-    recorded.at(100, *desk.turn(0.0))
+    recorded.at(100, *controller.turn(0.0))
     return recorded, pages
 
 
 def test_the_brake_works_in_a_policy_that_only_observes_since_the_machine_isolates_all_the_same() -> None:
     recorded = Recorded(2)
-    desk, pages = brake(Policy(mode="observe"), recorded, lambda: 1000.0)
+    controller, pages = brake(Policy(mode="observe"), recorded, lambda: 1000.0)
     for number in range(2):
-        desk.heard(finish(recorded, f"w{number}", GPU), 0.0)
-    [event] = desk.turn(0.0)
+        controller.heard(finish(recorded, f"w{number}", GPU), 0.0)
+    [event] = controller.turn(0.0)
     assert isinstance(event, Hold)
     assert len(pages) == 1
 
 
 def test_a_finish_of_another_round_or_another_life_is_nothing() -> None:
     recorded = Recorded(2)
-    desk, _ = brake(Policy(), recorded, lambda: 1000.0)
+    controller, _ = brake(Policy(), recorded, lambda: 1000.0)
     late = msgspec.structs.replace(finish(recorded, "w0", GPU), seq_num=recorded.status.seq_num - 1)
     dead = msgspec.structs.replace(finish(recorded, "w1", GPU), uid="another")
     for message in (late, dead, finish(recorded, "w0", GPU)):
-        desk.heard(message, 0.0)
-        assert desk.due_s() == math.inf
+        controller.heard(message, 0.0)
+        assert controller.due_s() == math.inf
 
 
 def test_the_probe_says_what_is_wrong_with_a_path(tmp_path: Any) -> None:

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from tests.control.controllers.guard_mutants import MUTANTS, mutant
 from tests.control.controllers.storm import Broken, simulate
 
@@ -53,7 +53,7 @@ def test_a_sample_of_days_without_a_storm() -> None:
 
 def test_masters_that_sleep_a_lot_do_no_harm_either() -> None:
     for seed in range(10):
-        broken = _broken(seed, GuardKeeper, 0.06)
+        broken = _broken(seed, GuardedActions, 0.06)
         # Who sleeps through an incident can't follow it up; but nobody is acted on who mustn't be.
         assert not broken or "nobody did or said" in broken, f"seed {seed}: {broken}"
 
@@ -82,13 +82,13 @@ def test_a_broken_rule_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             broken = _broken(seed, keeper, sleepy)
         if broken and MUST_SAY.get(name, "") not in broken:
             continue  # masters that sleep through everything break the bounds on what must happen, too
-        if broken and not _broken(seed, GuardKeeper, sleepy):
+        if broken and not _broken(seed, GuardedActions, sleepy):
             print(f"{name}: seed {seed}: {broken}")
             return
     pytest.fail(f"{MUTANT_DAYS} days with {name} went well")
 
 
-def _broken(seed: int, keeper: type[GuardKeeper], sleepy: float) -> str:
+def _broken(seed: int, keeper: type[GuardedActions], sleepy: float) -> str:
     try:
         simulate(seed, keeper=keeper, sleepy=sleepy)
     except Broken as broken:

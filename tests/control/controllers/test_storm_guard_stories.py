@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper, World
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions, World
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
 from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, Do, NodeGuard, Outcome, remedy
@@ -37,9 +37,9 @@ class Scene(World):
         self.notes: list[tuple[str, str]] = []
         self.on_collect: Callable[[], Awaitable[None]] | None = None
 
-    def instance(self, name: str, job: str = "job") -> GuardKeeper:
+    def instance(self, name: str, job: str = "job") -> GuardedActions:
         store: Store = MemoryStore(self.backend)
-        return GuardKeeper(store, job, name, self.policy, self)
+        return GuardedActions(store, job, name, self.policy, self)
 
     def now(self) -> float:
         return self.clock
@@ -65,7 +65,7 @@ class Scene(World):
     def paged(self, what: str) -> int:
         return sum(key == what for key, _, _ in self.pages)
 
-    async def watch(self, for_s: float, *keepers: GuardKeeper, case: Case | None = None) -> None:
+    async def watch(self, for_s: float, *keepers: GuardedActions, case: Case | None = None) -> None:
         """All instances look, every half minute of the story."""
         end = self.clock + for_s
         while self.clock < end:

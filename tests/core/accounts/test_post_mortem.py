@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aegis_elastic.core.accounts.post_mortem import Inquest
+from aegis_elastic.core.accounts.post_mortem import PostMortem
 from aegis_elastic.core.diagnosis.evidence import Conclusion
 from aegis_elastic.core.events import (
     Error,
@@ -26,7 +26,7 @@ class Told:
     """A job that is followed: what is told to it, and what was concluded."""
 
     def __init__(self, workers: int = 2, max_retry: int = 3) -> None:
-        self.inquest = Inquest()
+        self.inquest = PostMortem()
         self.concluded: list[Conclusion] = []
         self.status = create(JobSpec("job", "default", workers, workers, max_retry), 0.0)
         for n in range(workers):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from aegis_elastic.core.accounts.report import CheckEntry, FailureEntry, Incarnation, Recovery, Report
-from aegis_elastic.core.accounts.report_summary import fitting
+from aegis_elastic.core.accounts.report_summary import fit_report
 from aegis_elastic.core.accounts.status_view import worker_views
 from aegis_elastic.core.diagnosis.attribution import Role
 from tests.core.accounts.test_report import Run
@@ -39,13 +39,13 @@ def large(failures: int, checks: int, workers: int) -> Report:
 
 def test_what_fits_is_left_as_it_is() -> None:
     report = large(3, 10, 2)
-    assert fitting(report, 1 << 20) is report
+    assert fit_report(report, 1 << 20) is report
 
 
 @pytest.mark.parametrize("most", [1 << 20, 1 << 18, 1 << 16, 1 << 13])
 def test_what_doesnt_fit_is_cut_until_it_does(most: int) -> None:
     report = large(300, 5000, 4)
-    short = fitting(report, most)
+    short = fit_report(report, most)
     assert len(msgspec.json.encode(short)) <= most < len(msgspec.json.encode(report))
     assert (short.outcome, short.recover_count, short.fail_reason) == ("failed", 4, "retries used up")
     assert short.failures[-1].role == "root"
@@ -53,8 +53,8 @@ def test_what_doesnt_fit_is_cut_until_it_does(most: int) -> None:
 
 
 def test_the_roots_own_words_and_findings_go_later_than_their_peers() -> None:
-    short = fitting(large(60, 100, 2), 800_000)
+    short = fit_report(large(60, 100, 2), 800_000)
     assert [entry.role for entry in short.failures[:2]] == ["root", "consequence"]
     assert [bool(entry.last_lines) for entry in short.failures[:2]] == [True, False]
-    short = fitting(large(60, 4000, 2), 800_000)
+    short = fit_report(large(60, 4000, 2), 800_000)
     assert [check.incarnation for check in short.checks] == [7]

@@ -7,7 +7,7 @@ from aegis_elastic.core.events import Error, Join, Reconcile
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, Phase, Worker
 from aegis_elastic.core.protocol.orders import wanted
-from aegis_elastic.core.rank_assignment import first_order, seating
+from aegis_elastic.core.rank_assignment import assign_ranks, first_order
 from tests.core.machine.walks import Walk
 
 
@@ -51,7 +51,7 @@ def worker(name: str, ordinal: int = -1, nproc: int = 1) -> Worker:
 
 def test_who_gave_a_node_rank_has_it() -> None:
     came = (worker("c"), worker("b", 2), worker("a", 0), worker("d"))
-    assert [seat.worker for seat in seating(first_order(came))] == ["a", "c", "b", "d"]
+    assert [assignment.worker for assignment in assign_ranks(first_order(came))] == ["a", "c", "b", "d"]
 
 
 def test_a_node_rank_beyond_the_world_comes_last() -> None:
@@ -59,8 +59,10 @@ def test_a_node_rank_beyond_the_world_comes_last() -> None:
 
 
 def test_global_ranks_are_consecutive_over_unequal_workers() -> None:
-    seats = seating((worker("a", nproc=2), worker("b", nproc=8), worker("c", nproc=1)))
-    assert [(seat.group_rank, seat.rank_offset, seat.nproc) for seat in seats] == [
+    assignments = assign_ranks((worker("a", nproc=2), worker("b", nproc=8), worker("c", nproc=1)))
+    assert [
+        (assignment.group_rank, assignment.rank_offset, assignment.nproc) for assignment in assignments
+    ] == [
         (0, 0, 2),
         (1, 2, 8),
         (2, 10, 1),
@@ -72,4 +74,4 @@ def test_the_order_follows_from_the_status_alone() -> None:
     status = step(status, Join("w0", "w0/1", "node", "10.0.0.1", 4), 1.0).status
     assert wanted(status) == wanted(status)
     order = wanted(status)
-    assert (order.action.value, order.seats, order.max_retry) == ("ready", (), 3)
+    assert (order.action.value, order.assignments, order.max_retry) == ("ready", (), 3)

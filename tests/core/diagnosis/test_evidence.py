@@ -19,8 +19,8 @@ from aegis_elastic.core.diagnosis.evidence import (
     Earlier,
     Witness,
     conclude,
+    fingerprint_of,
     is_users,
-    print_of,
 )
 from aegis_elastic.core.diagnosis.signatures import load
 from aegis_elastic.core.events import Finding
@@ -161,7 +161,7 @@ BUG = died(exit_code=1, exception="ValueError: no sample 17", frame="train.py:9 
 
 def again(step: int, before: int, exception: str = "ValueError: no sample 99", frame: str = "train.py:9 load",
           **more: object) -> Case:  # fmt: skip
-    earlier = print_of(died(exit_code=1, exception=exception, frame=frame))
+    earlier = fingerprint_of(died(exit_code=1, exception=exception, frame=frame))
     assert earlier is not None
     return Case("w0", (witness("w0", BUG),), step=step, earlier=Earlier(earlier, before), **more)  # type: ignore[arg-type]
 
@@ -188,8 +188,8 @@ def test_anything_else_is_no_repetition(case: Case) -> None:
 
 
 def test_what_has_no_place_is_never_the_same() -> None:
-    assert print_of(died(signal="SIGSEGV")) is None
-    assert print_of(died(exit_code=1, exception="ValueError: no")) is None
+    assert fingerprint_of(died(signal="SIGSEGV")) is None
+    assert fingerprint_of(died(exit_code=1, exception="ValueError: no")) is None
 
 
 def test_hardware_found_beats_a_repetition() -> None:

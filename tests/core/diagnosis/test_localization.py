@@ -81,9 +81,9 @@ def failing_pairs(nodes: int, faults: Iterable[Fault]) -> frozenset[Fault]:
 
 
 def check_against_twin(nodes: int, faults: tuple[Fault, ...], faults_max: int) -> None:
-    fitting = twin(nodes, faults_max)[failing_pairs(nodes, faults)]
-    minimal = {each for each in fitting if not any(other < each for other in fitting)}
-    certain = frozenset.intersection(*fitting)
+    fit_report = twin(nodes, faults_max)[failing_pairs(nodes, faults)]
+    minimal = {each for each in fit_report if not any(other < each for other in fit_report)}
+    certain = frozenset.intersection(*fit_report)
     verdict, _ = localise(nodes, with_faults(*faults), faults_max)
     assert verdict.conclusive, (faults, verdict)
     assert named(verdict) == certain, (faults, verdict)

@@ -55,7 +55,7 @@ from aegis_elastic.core.events import (
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, NodeMark, Phase, Verdict, Worker
 from aegis_elastic.core.protocol.orders import wanted
-from aegis_elastic.core.rank_assignment import Seat
+from aegis_elastic.core.rank_assignment import RankAssignment
 
 TURNS_MAX = 20
 
@@ -252,8 +252,8 @@ class Player:
     def do_order(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         """The order that stands now."""
         order = wanted(self.status)
-        seats = ", ".join(_seat(seat) for seat in order.seats)
-        yield f"order {order.action.value} | {seats}"
+        assignments = ", ".join(_seat(assignment) for assignment in order.assignments)
+        yield f"order {order.action.value} | {assignments}"
         yield f"store {order.store or 'none'}, checks {' '.join(order.checks) or 'none'}"
         yield f"restart count {order.restart_count}"
 
@@ -280,9 +280,9 @@ def _mark(mark: NodeMark) -> str:
     return f"{mark.node_name} {mark.verdict.value}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _seat(seat: Seat) -> str:
-    last = seat.rank_offset + seat.nproc - 1
-    return f"{seat.worker}: group {seat.group_rank} ranks {seat.rank_offset}-{last}"
+def _seat(assignment: RankAssignment) -> str:
+    last = assignment.rank_offset + assignment.nproc - 1
+    return f"{assignment.worker}: group {assignment.group_rank} ranks {assignment.rank_offset}-{last}"
 
 
 def _effect(effect: Effect) -> str:

@@ -170,7 +170,7 @@ class _Victim(NamedTuple):
     place: Place
     key: NKey
     uid: str
-    seat: tuple[str, str]
+    assignment: tuple[str, str]
 
     def status(self) -> dict[str, Any]:
         assert self.job.run_dir is not None
@@ -227,7 +227,7 @@ _text = st.text(max_size=30)
 
 def _report(victim: _Victim, draw: st.DataObject) -> dict[str, Any]:
     """A report that has the right form; what stands in it is drawn."""
-    worker, uid = draw.draw(st.sampled_from([victim.seat, ("liar", victim.uid), ("liar", "?")]))
+    worker, uid = draw.draw(st.sampled_from([victim.assignment, ("liar", victim.uid), ("liar", "?")]))
     failure = Failure(0, 0, 1.0, 1, None, draw.draw(_text), (draw.draw(_text),))
     data = ReportData(
         state=draw.draw(_text),
@@ -236,7 +236,7 @@ def _report(victim: _Victim, draw: st.DataObject) -> dict[str, Any]:
         failures=(failure,),
         clues=("collective_timeout",),
         reason=draw.draw(_text),
-        independent=(IndependentEnd(victim.seat[0], 1, "it was so", (failure,)),),
+        independent=(IndependentEnd(victim.assignment[0], 1, "it was so", (failure,)),),
         started=draw.draw(st.booleans()),
         alive=("honest", "liar", draw.draw(_text)),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.control.controllers.guarded_actions import GuardKeeper
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.control.host.cluster import of_cluster
 from aegis_elastic.core.events import Noted, Page, Saved
 from aegis_elastic.core.policy.settings import Policy
@@ -317,7 +317,7 @@ async def use_up(shared: Path, node_name: str) -> None:
     class Clock:
         now = staticmethod(time.time)
 
-    keeper = GuardKeeper(await scope.store(), "other", "test", Policy(), Clock())  # type: ignore[arg-type]
+    keeper = GuardedActions(await scope.store(), "other", "test", Policy(), Clock())  # type: ignore[arg-type]
     for number in range(3):
         await keeper.count(node_name, Action.RESTART_HUNG, f"deed {number}")
     await scope.close()

@@ -20,7 +20,7 @@ def test_an_order_to_as_many_nodes_as_are_allowed_fits_into_a_message() -> None:
     workers = tuple(Worker(name, uuid.uuid4().hex, name, "10.0.0.1", 8, Phase.RUN_COMMAND) for name in names)
     begun = create(JobSpec("job", "default", NODES_MAX, 1, 3), 1.0)
     order = wanted(msgspec.structs.replace(begun, workers=workers, phase=Phase.RUN_COMMAND))
-    assert len(order.seats) == NODES_MAX
+    assert len(order.assignments) == NODES_MAX
     assert len(msgspec.json.encode(order)) < MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX
 
 

@@ -171,12 +171,12 @@ def _fit_first(a: Status, b: Status) -> bool:
 def _overdue(e: Edge) -> bool:
     """Time is up: on without the missing if enough are here; else the end, or independence at first."""
     a, b = e.before, e.transition.status
-    seat = e.transition.name in ("seat", "refund", "release") or bool(a.held)
+    assignment = e.transition.name in ("seat", "refund", "release") or bool(a.held)
     if (
         not turn(e, Phase.PENDING, Phase.RESTARTING)
         or lost(a)
         or not protected(a)
-        or seat
+        or assignment
         or entered(e, Phase.TROUBLESHOOTING)
     ):
         return e.transition.name not in ("shrink", "overdue", "independent")
