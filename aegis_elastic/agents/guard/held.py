@@ -30,7 +30,7 @@ if TYPE_CHECKING or "aegis_elastic" in sys.modules:
         to_bytes,
     )
 else:
-    from guard_ranks import SpawnFailed, descendants, fork_rank, open_log, send_signal, to_bytes
+    from processes import SpawnFailed, descendants, fork_rank, open_log, send_signal, to_bytes
 
 PACKET_BYTES = 1 << 18
 # from "go" to the spare's answer: it only sets variables, but its pages may have been swapped out
