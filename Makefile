@@ -42,6 +42,7 @@ lint: $(STAMP)
 	@echo "aegis: ruff and mypy --strict"
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
+	@$(PY) -m tests.lengths
 
 # Crashes, beside the peers, which it installs under build/peers; it says how long it takes before it begins.
 bench: $(STAMP)

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "aegis_elastic"
-FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 450
+# More than a stranger can take in at one look.
+ROOM_MODULES_MAX = 15
 
 # Imports go to the same level or down, never in a circle between folders. `testing` may look at everything.
 LEVELS = {
@@ -30,6 +30,18 @@ LEVELS = {
     "core": 0,
     "worker": 0,
 }
+# The rooms of a folder, lowest first; imports between them point down, too. "." are the modules beside them.
+ROOMS = {
+    "agents": (
+        "mailbox", "guard", "peers", "ranks", "plane", "checks", "watch", "monitoring", "checkpoints",
+        "standalone", ".",
+    ),
+    "bus": (".", "contact"),
+    "checks": ("contract", "host", "gpu", "collective", "."),
+    "control": ("host", "isolation", "controllers", "."),
+    "core": (".", "checkpoints", "detection", "diagnosis", "policy", "machine", "accounts", "protocol"),
+    "launch": ("screens", "slurm", "flags", "ctl", "."),
+}  # fmt: skip
 WITHOUT_TORCH = ("core", "store", "bus", "control")
 # Folders whose code speaks on stdout, because a person or a pipe reads it there.
 MAY_PRINT = ("launch",)
@@ -54,6 +66,12 @@ class Module:
         """First level below the package ("" for its own modules)."""
         parts = self.path.relative_to(PACKAGE).parts
         return parts[0] if len(parts) > 1 else ""
+
+    @property
+    def room(self) -> str:
+        """Second level below the package ("." for the folder's own modules)."""
+        parts = self.path.relative_to(PACKAGE).parts
+        return parts[1] if len(parts) > 2 else "."
 
     @functools.cached_property
     def imports(self) -> list[tuple[int, str]]:
@@ -131,6 +149,42 @@ def test_imports_point_down(package: list[Module]) -> None:
         assert start not in reached, f"imports of {start}/ lead in a circle back to it"
 
 
+def own_room(imported: str) -> str:
+    """The room inside its folder that an import of ours leads to."""
+    parts = imported.split(".")
+    return parts[2] if len(parts) > 2 and (PACKAGE / parts[1] / parts[2]).is_dir() else "."
+
+
+def test_imports_between_rooms_point_down(package: list[Module]) -> None:
+    wrong = []
+    for module in package:
+        rooms = ROOMS.get(module.folder)
+        if rooms is None or (module.path.name == "__init__.py" and module.room == "."):
+            continue
+        assert module.room in rooms, f"{module.folder}/{module.room}/ is new: give it a place in ROOMS"
+        for line, imported in module.imports:
+            if own_folder(imported) == module.folder:
+                room = own_room(imported)
+                if rooms.index(room) > rooms.index(module.room):
+                    wrong.append(f"{module.at(line)} imports {imported}")
+    assert not wrong, "imports that point up between rooms:\n" + "\n".join(wrong)
+
+
+def test_rooms_are_small_and_say_what_they_are_for() -> None:
+    wrong = []
+    for room in sorted({path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE / "worker" / "site"}):
+        modules = len([*room.glob("*.py")])
+        if modules > ROOM_MODULES_MAX:
+            wrong.append(f"{room.relative_to(ROOT)} has {modules} modules, at most {ROOM_MODULES_MAX}")
+        about = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        inner = room.parent != PACKAGE and room != PACKAGE
+        if not about or (inner and len(re.findall(r"[.!?](?:\s|$)", about)) < 3):
+            wrong.append(
+                f"{room.relative_to(ROOT)}/__init__.py: what for, what it may touch, where to start reading"
+            )
+    assert not wrong, "\n".join(wrong)
+
+
 # The user's own sitecustomize is what ours hands on to.
 @pytest.mark.parametrize(("folder", "others"), [("core", {"msgspec"}), ("worker", {"sitecustomize"})])
 def test_core_and_worker_import_next_to_nothing(package: list[Module], folder: str, others: set[str]) -> None:
@@ -199,21 +253,6 @@ def test_only_the_machine_constructs_or_changes_a_status(package: list[Module]) 
             if name == "Status" or (name == "replace" and of_status):
                 wrong.append(f"{module.at(line)}: {ast.unparse(call)[:80]}")
     assert not wrong, "statuses made outside core/machine:\n" + "\n".join(wrong)
-
-
-def test_functions_fit_a_screen_and_files_a_room(everything: list[Module]) -> None:
-    wrong = []
-    for module in everything:
-        lines = len(module.text.splitlines())
-        if lines > FILE_LINES_MAX:
-            wrong.append(f"{module.at(1)} has {lines} lines, at most {FILE_LINES_MAX}")
-        for node in ast.walk(module.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > FUNCTION_LINES_MAX:
-                    where = f"{module.at(node.lineno)} {node.name}"
-                    wrong.append(f"{where}: {length} lines, at most {FUNCTION_LINES_MAX}")
-    assert not wrong, "\n".join(wrong)
 
 
 def test_nothing_prints_or_sleeps_where_it_should_not(package: list[Module]) -> None:
