@@ -17,24 +17,28 @@ import msgspec
 
 from aegis_elastic.agents.body import Outcome
 from aegis_elastic.agents.checks import requests
-from aegis_elastic.agents.events import AllFinished, IncarnationEnded, NextStoreKnown, WorldFormed
 from aegis_elastic.agents.guard.client import GuardClient
 from aegis_elastic.agents.independence import CLOSE_S, PLANE_RETURN_S, IndependentBody
-from aegis_elastic.agents.mailbox import SignalReceived
-from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, StoreGone
-from aegis_elastic.agents.plane.link import (
+from aegis_elastic.agents.mailbox.events import (
+    AllFinished,
     BusChanged,
     FinalReportArrived,
+    IncarnationEnded,
     Joined,
+    NextStoreKnown,
     NotJoined,
     ReexecRequested,
     Refused,
+    WorldFormed,
 )
+from aegis_elastic.agents.mailbox.mailbox import SignalReceived
+from aegis_elastic.agents.peers.peers import ENDED_BY_PLANE
+from aegis_elastic.agents.peers.stores import StoreGone
 from aegis_elastic.agents.ranks.exit_text import describe_exits, told
 from aegis_elastic.agents.ranks.rank_group import RankGroup
 from aegis_elastic.agents.standalone import unreported_ends
 from aegis_elastic.agents.standalone.unreported_ends import UnreportedEnds
-from aegis_elastic.core.diagnosis.attribution import clues_of, says_fallback
+from aegis_elastic.core.diagnosis.attribution import clues_of, needs_earlier_checkpoint
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.protocol.directives import OperatorCheck
 from aegis_elastic.core.protocol.messages import MessageType, ReportData
@@ -232,7 +236,7 @@ class AegisElasticAgent(IndependentBody):
             self._end_by_plane(self._check)
             self._check_meanwhile(order)
         elif self._claim_end(ranks):
-            self._watchers.ended()
+            self._watchers.on_ended()
             self._checks.forget()
             self._checks.look(order, pids, stop)
 
@@ -257,7 +261,7 @@ class AegisElasticAgent(IndependentBody):
             detect_s = time.monotonic() - ranks.first_failure_s
             failures = ranks.failures()
             self._narrate(told(failures[0]))
-            if any(says_fallback(failure) for failure in failures):
+            if any(needs_earlier_checkpoint(failure) for failure in failures):
                 self._narrate("THE CHECKPOINT CAN'T BE READ: training has to resume from the one before")
             self._fail(told(failures[0]), failures, detect_s)
         elif not ranks.running:
@@ -290,7 +294,7 @@ class AegisElasticAgent(IndependentBody):
         self._replace_guard()
         ranks = self._ranks
         if ranks is not None and not ranks.stopped:
-            self._watchers.ended()
+            self._watchers.on_ended()
             was_stopping, ranks.stopped = ranks.stopping, True
             if was_stopping:
                 self._on_stopped()
@@ -376,7 +380,7 @@ class AegisElasticAgent(IndependentBody):
             return
         ranks, again = self._ranks, self._ranks.stopping
         self._narrate(f"{name}: passed on to the ranks, {self._set.shutdown_timeout_s:g} s to end")
-        self._watchers.ended()
+        self._watchers.on_ended()
         self._leaving = ranks.stopping = True
         self._deadline = None
         self._stop_began_s = time.monotonic()

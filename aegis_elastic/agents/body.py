@@ -27,7 +27,6 @@ from aegis_elastic.agents.checks.forked_process import ChecksProcess
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.checks.runner import CheckRunner
 from aegis_elastic.agents.checks.spare_fitness import SpareFitness
-from aegis_elastic.agents.events import IncarnationEnded, NextStoreKnown
 from aegis_elastic.agents.guard import orphans
 from aegis_elastic.agents.guard.client import (
     Event,
@@ -40,15 +39,17 @@ from aegis_elastic.agents.guard.client import (
     SpareReady,
     Stopped,
 )
-from aegis_elastic.agents.mailbox import Mailbox
-from aegis_elastic.agents.peers.stores import Peers, StoreGone, StorePool
+from aegis_elastic.agents.mailbox.events import IncarnationEnded, NextStoreKnown
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
+from aegis_elastic.agents.peers.peers import Peers
+from aegis_elastic.agents.peers.stores import StoreGone, StorePool
 from aegis_elastic.agents.plane.link import Identity, PlaneLink
 from aegis_elastic.agents.ranks.rank_group import RankGroup
 from aegis_elastic.agents.ranks.torch_seam import SeamAgent
 from aegis_elastic.agents.ranks.warm_spares import SETTLE_S, Spares
 from aegis_elastic.agents.standalone.fallback import Meeting
 from aegis_elastic.agents.standalone.unreported_ends import UnreportedEnds
-from aegis_elastic.agents.watch.contract import MakeWatcher, Watched, Watchers
+from aegis_elastic.agents.watch.contract import WatchedRanks, WatcherFactory, Watchers
 from aegis_elastic.agents.watch.operator_checks import OperatorCheckWatcher
 from aegis_elastic.core.accounts.report import Report
 from aegis_elastic.core.events import Finding
@@ -77,7 +78,7 @@ class Settings:
     warm_spares: str = "auto"
     spare_checks: tuple[str, ...] = ()
     first_checks: ChecksProcess | None = None
-    watchers: tuple[MakeWatcher, ...] = ()
+    watchers: tuple[WatcherFactory, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class NodeBody(SeamAgent):
         if spares.expecting or (ranks is not None and ranks.running and not ranks.stopping):
             spares.act()
         else:
-            spares.ended()
+            spares.on_ranks_ended()
 
     def _clear_up(self) -> None:
         self._watchers.close()
@@ -262,7 +263,7 @@ class NodeBody(SeamAgent):
                 self._ranks.on_event(event)
                 if isinstance(event, Exited):
                     if self._ranks.failed or not self._ranks.running:
-                        self._watchers.ended()
+                        self._watchers.on_ended()
                     self._on_exited()
                 elif isinstance(event, Stopped) and self._ranks.stopped and not was_stopped:
                     self._on_stopped()
@@ -290,7 +291,7 @@ class NodeBody(SeamAgent):
             return
         self._then = then
         if not self._ranks.stopping:
-            self._watchers.ended()
+            self._watchers.on_ended()
             self._checks.exits = self._ranks.exits
             self._ranks.stopping = True
             self._stop_began_s = time.monotonic()
@@ -384,9 +385,9 @@ class NodeBody(SeamAgent):
         pids = {rank: pid for rank, pid in ranks.pids.items() if pid}
         if pids:  # under the stock torchrun the ranks are not ours to look at
             world = _world_size(order)
-            ranks.words = self._watchers.words
-            self._watchers.started(
-                Watched(order.incarnation, assignment, pids, ranks.logs, Path.cwd(), world)
+            ranks.log_lines = self._watchers.log_lines
+            self._watchers.on_started(
+                WatchedRanks(order.incarnation, assignment, pids, ranks.logs, Path.cwd(), world)
             )
 
     def _make_looking(self, wake: Callable[[], None]) -> OperatorCheckWatcher:
@@ -431,7 +432,7 @@ class NodeBody(SeamAgent):
             store=self._stores.ready,
             independent=self._ledger.ends,
             alive=alive,
-            watched={**self._watchers.news(), **self._spare_fitness.news()},
+            watched={**self._watchers.facts(), **self._spare_fitness.facts()},
         )
         self._link.report(kind, WirePhase(WIRE_PHASE[order.action]), order.seq_num, order.incarnation, full)
 

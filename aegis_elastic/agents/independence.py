@@ -13,8 +13,9 @@ import time
 from typing import Any
 
 from aegis_elastic.agents.body import NodeBody
-from aegis_elastic.agents.events import AllFinished, WorldFormed
-from aegis_elastic.agents.peers.stores import ENDED_BY_PLANE, StoreGone
+from aegis_elastic.agents.mailbox.events import AllFinished, WorldFormed
+from aegis_elastic.agents.peers.peers import ENDED_BY_PLANE
+from aegis_elastic.agents.peers.stores import StoreGone
 from aegis_elastic.agents.standalone import unreported_ends
 from aegis_elastic.agents.standalone.fallback import Fallback
 from aegis_elastic.core.events import Finding

@@ -1,4 +1,4 @@
-"""`aegis-run`: torchrun's place in a launch script."""
+"""`aegis-run`: the launcher's entry, a drop-in for torchrun."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
 
     `passes_local_rank`: the script gets --local-rank=N, as from torch.distributed.launch.
     """
-    words = sys.argv[1:] if argv is None else argv
+    arguments = sys.argv[1:] if argv is None else argv
     if os.environ.get("AEGIS_OFF"):
-        code = _stand_aside(words, passes_local_rank)
+        code = _run_stock_launcher(arguments, passes_local_rank)
         if code is not None:
             return code
-    process_one.take_duty()
-    # torch's C++ warns about every store that waits in vain, which is how we wait.
-    # A math library whose threads are made at import would keep us from forking the first checks.
+    process_one.serve_as_init()
+    # torch's C++ warns of every store call that times out, which is how we wait.
+    # OpenBLAS would start threads at its import, and then the first checks couldn't be forked.
     set_for_ourselves(
         os.environ, TORCH_CPP_LOG_LEVEL="ERROR", GRPC_VERBOSITY="NONE", OPENBLAS_NUM_THREADS="1"
     )
     from aegis_elastic.control.host.errors import LaunchError
     from aegis_elastic.launch import early_start
 
-    # The plane imports its half while we import ours: torch, a second or more. One whom level 2 has executed
-    # again has its plane.
-    embryo = early_start.start_plane(words) if "AEGIS_RENEWED" not in os.environ else None
-    checks, waits, code = None, False, 0
+    # The plane process imports while we import torch, which takes a second or more. After a level 2 restart
+    # the plane still runs.
+    starting_plane = early_start.start_plane(arguments) if "AEGIS_RENEWED" not in os.environ else None
+    checks, blocked, code = None, False, 0
     try:
         from aegis_elastic.agents.checks.forked_process import fork_checks
         from aegis_elastic.launch.flags import options
 
-        parsed = options.parse(words, passes_local_rank=passes_local_rank)
+        parsed = options.parse(arguments, passes_local_rank=passes_local_rank)
         if parsed.torch_args.aegis_explain_flags:
             from aegis_elastic.launch.flags.explain import explain
 
-            print(explain(words, parsed, passes_local_rank=passes_local_rank))
+            print(explain(arguments, parsed, passes_local_rank=passes_local_rank))
             return 0
-        # torch is here, and no thread yet.
+        # torch is imported, and there is no thread yet.
         checks = fork_checks() if parsed.aegis.bootcheck != "off" else None
         import logging
 
@@ -50,44 +50,44 @@ def main(argv: list[str] | None = None, *, passes_local_rank: bool = False) -> i
 
         level = parsed.aegis.log_level.upper()
         logging.basicConfig(level=level, format="[aegis] %(levelname)s %(message)s", stream=sys.stderr)
-        # asyncio warns of what every TLS connection does at its end.
+        # asyncio warns at the end of every TLS connection.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
-        code = Launcher(parsed, dict(os.environ), embryo, checks).run()
-        waits = _waits_in_vain()
+        code = Launcher(parsed, dict(os.environ), starting_plane, checks).run()
+        blocked = _store_call_is_blocked()
         return code
     except LaunchError as error:
         sys.stderr.write(f"aegis-run: {error}\n")
         return error.exit_code
     finally:
-        if embryo is not None:
-            embryo.discard()
+        if starting_plane is not None:
+            starting_plane.discard()
         if checks is not None:
             checks.discard()
-        if waits:
+        if blocked:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
 
 
-def _waits_in_vain() -> bool:
-    """Whether a thread waits in torch's C++ for a host that has fallen silent. If that answers while the
-    interpreter ends, the process is aborted, and 134 is the exit code of the job.
+def _store_call_is_blocked() -> bool:
+    """Whether a thread is blocked in torch's C++ on a store whose host is silent. If that answers while the
+    interpreter shuts down, the process is aborted, and the exit code would be 134.
     """
     import threading
 
-    from aegis_elastic.agents.peers.stores import THREADS
+    from aegis_elastic.agents.peers.peers import THREADS
 
     return any(thread.name in THREADS for thread in threading.enumerate())
 
 
-def _stand_aside(words: list[str], passes_local_rank: bool) -> int | None:
-    """Become the stock launcher if that is wanted. Returns only if it isn't (None), or if it can't be."""
+def _run_stock_launcher(arguments: list[str], passes_local_rank: bool) -> int | None:
+    """Execute the stock launcher if AEGIS_OFF wants it; None if not, an exit code if that fails."""
     from aegis_elastic.control.host.errors import LaunchError
     from aegis_elastic.launch import stock
 
     try:
-        if stock.asked():
-            stock.execute(words, passes_local_rank=passes_local_rank)
+        if stock.is_wanted():
+            stock.execute(arguments, passes_local_rank=passes_local_rank)
     except (LaunchError, OSError) as error:
         sys.stderr.write(f"aegis-run: {error}\n")
         return getattr(error, "exit_code", 2)

@@ -31,9 +31,10 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.guard.client import Exited
-from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
 from aegis_elastic.agents.peers.stores import StoreGone, connect, split
-from aegis_elastic.agents.plane.link import NotJoined, PlaneLink
+from aegis_elastic.agents.mailbox.events import NotJoined
+from aegis_elastic.agents.plane.link import PlaneLink
 from aegis_elastic.agents.ranks.torch_seam import JobIdentity
 from aegis_elastic.control.host import run_directories
 from aegis_elastic.control.host.errors import UsageError

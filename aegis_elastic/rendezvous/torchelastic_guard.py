@@ -17,7 +17,7 @@ from typing import cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from aegis_elastic.agents.guard.client import Event, Exited, Stopped
-from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
 from aegis_elastic.core.rank_assignment import RankAssignment
 
 

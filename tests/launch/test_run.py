@@ -1,18 +1,19 @@
-"""The launcher's own end."""
+"""How the launcher's process exits."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# A launcher whose job ends with 7, after it has asked a store that has fallen silent. That comes back (here:
-# its connection breaks) in the very moment that the interpreter ends.
+# A launcher whose job ends with 7, after a call to a store that has fallen silent. The store answers (here:
+# its connection breaks) just when the interpreter shuts down.
 LAUNCH = """
 import atexit, os, signal, subprocess, sys
+from aegis_elastic.agents.peers import peers as peers_module
 from aegis_elastic.agents.peers import stores
 from aegis_elastic.launch import launcher, run
 
-stores.CALL_TIMEOUT_S = stores.JOIN_S = 0.3
+peers_module.CALL_TIMEOUT_S = peers_module.JOIN_S = 0.3
 
 class Launcher:
     def __init__(self, *_):
@@ -25,7 +26,7 @@ class Launcher:
         host = subprocess.Popen([sys.executable, "-c", serve], **quiet)
         atexit.register(host.kill)
         address = f"127.0.0.1:{host.stdout.readline().strip()}"
-        peers = stores.Peers(address, 0, ("a",), lambda p: None, lambda p, a: None, lambda: None)
+        peers = peers_module.Peers(address, 0, ("a",), lambda p: None, lambda p, a: None, lambda: None)
         os.kill(host.pid, signal.SIGSTOP)
         try:
             peers.claim("x")
@@ -41,11 +42,11 @@ sys.exit(run.main(["--aegis-bootcheck", "off", "--standalone", "--no-python", "t
 """
 
 
-def test_a_host_that_fell_silent_costs_nobody_the_exit_code() -> None:
+def test_a_store_whose_host_fell_silent_does_not_change_the_exit_code() -> None:
     done = subprocess.run([sys.executable, "-c", LAUNCH], capture_output=True, text=True, timeout=60)
-    said, pid = done.stdout.splitlines()
+    output, pid = done.stdout.splitlines()
     try:
-        assert "doesn't answer in" in said
+        assert "doesn't answer in" in output
         assert done.returncode == 7, done.stderr
     finally:
         subprocess.run(["kill", "-9", pid], capture_output=True)

@@ -20,19 +20,26 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.agents.mailbox.events import (
+    BusChanged,
+    FinalReportArrived,
+    Joined,
+    NotJoined,
+    ReexecRequested,
+    Refused,
+)
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
 from aegis_elastic.agents.plane.address import LookUp, PlaneAddress
 from aegis_elastic.agents.plane.notes import NoteDelivery
 from aegis_elastic.agents.plane.trimmed_report import without_texts
 from aegis_elastic.bus import subjects
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import address, first_contact
-from aegis_elastic.bus.contact.first_contact import ContactError, Dismissed, Hello, Place, Welcome
+from aegis_elastic.bus.contact.first_contact import ContactError, Dismissed, Hello, Place
 from aegis_elastic.bus.contact.notes import Note
 from aegis_elastic.bus.credentials import Credentials, NKey, expires_at_s
 from aegis_elastic.bus.errors import BusError
 from aegis_elastic.bus.subscription import Message as BusMessage
-from aegis_elastic.core.accounts.report import Report
 from aegis_elastic.core.detection.anomalies import Anomaly
 from aegis_elastic.core.protocol import directives, messages
 from aegis_elastic.core.protocol.messages import BadMessage, Message, MessageType, ReportData, WirePhase
@@ -68,57 +75,6 @@ class Identity:
     nproc: int
     ordinal: int = -1
     attempt: int = 0
-
-
-@dataclass(frozen=True)
-class Joined:
-    """First contact was made: the job has us. `proven`: a join secret vouched for both sides.
-
-    Comes again if the plane leads another generation of the job by now: orders are numbered anew there.
-    """
-
-    welcome: Welcome
-    proven: bool
-
-
-@dataclass(frozen=True)
-class NotJoined:
-    """Nobody answered within the join timeout; the link goes on trying."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """We can't take part: wrong secret, another program's port, a tainted node. `usage`: the user's to
-    mend. `parked`: we have no part in the job, and hear how it ends.
-    """
-
-    reason: str
-    usage: bool
-    parked: bool = False
-
-
-@dataclass(frozen=True)
-class ReexecRequested:
-    """The master wants a clean process in our place (level 2)."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class BusChanged:
-    """The bus went away or came back."""
-
-    connected: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class FinalReportArrived:
-    """The job's final report, as the master wrote it."""
-
-    report: Report
 
 
 class PlaneLink:
@@ -401,7 +357,7 @@ class PlaneLink:
             self._mailbox.put(word)
         elif isinstance(word, directives.Rejoin):
             self._again(word.reason)
-        elif isinstance(word, directives.Renew):
+        elif isinstance(word, directives.Reexec):
             self._mailbox.put(ReexecRequested(word.reason))
         else:
             self._mailbox.put(FinalReportArrived(word.report))

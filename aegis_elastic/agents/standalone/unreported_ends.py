@@ -1,6 +1,6 @@
 """Going on without the plane: what an incarnation's end means when no master can be told of it.
 
-The agents agree through one write-once key in the incarnation's store (`agents.peers.stores.Peers.claim`):
+The agents agree through one write-once key in the incarnation's store (`agents.peers.peers.Peers.claim`):
 the first to claim writes there what ended it, and whether the retries are used up. Everybody then acts on
 that same text, so there is one world and one exit code. The master enters it into the accounts when it is
 back, exactly once.

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from aegis_elastic.agents.mailbox import Mailbox
-from aegis_elastic.agents.plane.link import Identity, NotJoined, PlaneLink, Refused
+from aegis_elastic.agents.mailbox.events import NotJoined, Refused
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
+from aegis_elastic.agents.plane.link import Identity, PlaneLink
 from aegis_elastic.core.model import Failure
 from aegis_elastic.core.protocol import messages
 from aegis_elastic.core.protocol.messages import MessageType, ReportData, WirePhase

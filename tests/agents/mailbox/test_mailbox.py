@@ -7,7 +7,7 @@ import select
 import signal
 import threading
 
-from aegis_elastic.agents.mailbox import Mailbox, SignalReceived, SignalsToMailbox
+from aegis_elastic.agents.mailbox.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 
 
 def test_items_come_in_order_from_any_thread_and_wake_the_loop() -> None:
