@@ -13,7 +13,7 @@ import logging
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import end_all
+from aegis_elastic.control.host.tasks import end_all
 from aegis_elastic.core.accounts import journal, record
 from aegis_elastic.core.machine import Transition
 from aegis_elastic.core.model import TERMINAL, JobSpec, Status
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 JOB_KEY = "job"
 WORKER_PREFIX = "worker"
-SEATS_PREFIX = "seats"
+WORKER_ORDER_PREFIX = "seats"
 ARCHIVE_PREFIX = "archive"
 
 
@@ -44,7 +44,7 @@ class JobRecordStore:
         self._store = store
         self._revision = 0
         self._revisions: dict[str, int] = {}  # of what we have written beside the job's record
-        self._seats_id = ""
+        self._worker_order_id = ""
         self._saved: Status | None = None
 
     async def open(self, spec: JobSpec, now: float, *, resume: bool, leads: int = 0) -> Transition:
@@ -82,9 +82,9 @@ class JobRecordStore:
     async def save(self, status: Status) -> None:
         """Make this status the record. Fenced if somebody else has written in between."""
         records = record.split(status, self._saved)
-        if records.seats_id and records.seats_id != self._seats_id:
-            await self._put(f"{SEATS_PREFIX}.{records.seats_id}", records.members)
-            self._seats_id = records.seats_id
+        if records.worker_order_id and records.worker_order_id != self._worker_order_id:
+            await self._put(f"{WORKER_ORDER_PREFIX}.{records.worker_order_id}", records.worker_order)
+            self._worker_order_id = records.worker_order_id
         try:
             if self._revision:
                 self._revision = await self._store.update(JOB_KEY, records.job, self._revision)
@@ -103,10 +103,12 @@ class JobRecordStore:
         workers = {}
         for value in names.values():
             workers[_worker_name(value)] = value
-        seats_id = record.seats_id(job)
-        members = await self._store.get(f"{SEATS_PREFIX}.{seats_id}") if seats_id else None
-        self._seats_id = seats_id
-        return record.join(job, workers, members.value if members else b"")
+        worker_order_id = record.worker_order_id(job)
+        worker_order = (
+            await self._store.get(f"{WORKER_ORDER_PREFIX}.{worker_order_id}") if worker_order_id else None
+        )
+        self._worker_order_id = worker_order_id
+        return record.join(job, workers, worker_order.value if worker_order else b"")
 
     async def _put_workers(self, workers: dict[str, bytes]) -> None:
         left = iter(workers.items())

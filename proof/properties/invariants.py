@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aegis_elastic.core.model import BOOTING, TERMINAL, Mode, Phase, Status
-from aegis_elastic.core.protocol.orders import Action, wanted
+from aegis_elastic.core.protocol.orders import Action, derive_order
 
 Invariant = Callable[[Status], bool]
 
@@ -116,7 +116,7 @@ def _protected_training(s: Status) -> bool:
 
 
 def _worker_seq_bound(s: Status) -> bool:
-    order = wanted(s)
+    order = derive_order(s)
     return (order.seq_num, order.incarnation) == (s.seq_num, s.incarnation) and (
         (order.action is Action.CLOSE) == (s.phase in TERMINAL)
     )

@@ -19,9 +19,16 @@ from typing import Any
 
 from aegis_elastic.agents.checkpoints.inotify import Inotify
 from aegis_elastic.agents.checkpoints.lister import Lister
-from aegis_elastic.agents.watch.contract import Watched
-from aegis_elastic.core.checkpoints import AUTO, Checkpoint, Listing, Memory, complete, megatron_trackers
-from aegis_elastic.core.checkpoints.arguments import Place
+from aegis_elastic.agents.watch.contract import WatchedRanks
+from aegis_elastic.core.checkpoints import (
+    AUTO,
+    Checkpoint,
+    Listing,
+    SeenCheckpoints,
+    complete,
+    megatron_trackers,
+)
+from aegis_elastic.core.checkpoints.arguments import WatchedFolder
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +46,10 @@ UNREAD_S = 1.0  # a tracker is empty for a moment whenever it is written
 class _Folder:
     """One place: what is seen there, and what of it is known."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WatchedFolder) -> None:
         self.place = place
         self.lister = Lister(place.path)
-        self.memory = Memory()
+        self.memory = SeenCheckpoints()
         self.said_too_many = False
 
     def unread(self, listing: Listing) -> list[str]:
@@ -59,7 +66,7 @@ class CheckpointWatcher:
     name = "boundary"
 
     def __init__(
-        self, wake: Callable[[], None], places: Sequence[Place], *, relist_s: float = RELIST_S
+        self, wake: Callable[[], None], places: Sequence[WatchedFolder], *, relist_s: float = RELIST_S
     ) -> None:
         self._wake = wake
         self._folders = [_Folder(place) for place in places]
@@ -68,7 +75,7 @@ class CheckpointWatcher:
         self._saved: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._count = 0
         self._unread = ""
-        self._commands: deque[Watched | None] = deque()
+        self._commands: deque[WatchedRanks | None] = deque()
         self._world_size = 0
         self._incarnation = 0
         # Folders that the kernel won't tell of: asked once, so that looking comes to rest.
@@ -90,7 +97,7 @@ class CheckpointWatcher:
         """Nothing: the ranks know nothing of us."""
         return {}
 
-    def started(self, ranks: Watched) -> None:
+    def on_started(self, ranks: WatchedRanks) -> None:
         """Look at what is there now; what completes from here on is news, if rank 0 is ours."""
         if not self._folders:
             return
@@ -101,12 +108,12 @@ class CheckpointWatcher:
             self._thread.start()
         self._tell(ranks)
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         """A last look: what is complete by now was completed by these ranks."""
         if self._thread is not None:
             self._tell(None)
 
-    def news(self) -> Mapping[str, Any] | None:
+    def facts(self) -> Mapping[str, Any] | None:
         """The last checkpoints, numbered; `unread`: a tracker that makes the training end for nothing."""
         with self._lock:
             if not self._saved and not self._unread:
@@ -125,7 +132,7 @@ class CheckpointWatcher:
         os.close(self._read_fd)
         os.close(self._wake_fd)
 
-    def _tell(self, command: Watched | None) -> None:
+    def _tell(self, command: WatchedRanks | None) -> None:
         self._commands.append(command)
         os.write(self._wake_fd, b"\0")
 

@@ -18,7 +18,7 @@ from typing import Any
 from aegis_elastic.agents.monitoring.gpus import Gpus
 from aegis_elastic.agents.monitoring.log_reader import LogReader
 from aegis_elastic.agents.monitoring.samples import Sampler
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.core.detection.anomalies import DETAIL_CHARS_MAX, SIGNATURE, Anomaly, Rules
 from aegis_elastic.core.detection.samples import RankRules
 from aegis_elastic.core.diagnosis import signatures
@@ -52,7 +52,7 @@ class Monitor:
         self._tell = tell
         self._interval_s = max(interval_s, INTERVAL_S_MIN)
         self._rules = RankRules(rules or Rules())
-        self._orders: queue.SimpleQueue[tuple[Watched, LogReader] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[WatchedRanks, LogReader] | None] = queue.SimpleQueue()
         self._ordered = threading.Event()
         self._closing = False
         self._news: Mapping[str, Any] | None = None
@@ -71,24 +71,24 @@ class Monitor:
         """Nothing: the ranks don't know that they are looked at."""
         return {}
 
-    def started(self, ranks: Watched) -> None:
+    def on_started(self, ranks: WatchedRanks) -> None:
         """Look at these from now on."""
         self._heard = LogReader(ranks.logs)
         self._orders.put((ranks, self._heard))
         self._ordered.set()
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         """Read their last words, and look at them no more."""
         self._orders.put(None)
         self._ordered.set()
 
-    def news(self) -> Mapping[str, Any] | None:
+    def facts(self) -> Mapping[str, Any] | None:
         """What the ranks used when that was last reported: see `core.detection.samples.Usage`."""
         return self._news
 
-    def words(self, rank: int) -> Sequence[str]:
+    def log_lines(self, rank: int) -> Sequence[str]:
         """Lines of the last minutes that tell why this rank may have failed."""
-        return self._heard.words(rank) if self._heard is not None else ()
+        return self._heard.log_lines(rank) if self._heard is not None else ()
 
     def close(self) -> None:
         """End the thread."""
@@ -126,7 +126,7 @@ class Monitor:
                 self._look()
                 due_s = max(due_s + self._pace_s(), time.monotonic())
 
-    def _follow(self, order: tuple[Watched, LogReader] | None, gpus: Gpus) -> None:
+    def _follow(self, order: tuple[WatchedRanks, LogReader] | None, gpus: Gpus) -> None:
         if self._logs is not None:
             self._read_logs(self._logs)
             self._logs = None  # what is written from now on is the noise of being stopped
@@ -145,7 +145,7 @@ class Monitor:
         assert self._sampler is not None
         began_s = time.thread_time()
         sample = self._sampler.take()
-        found = self._rules.look(sample)
+        found = self._rules.observe(sample)
         if self._logs is not None:
             self._read_logs(self._logs)
         if found:
@@ -153,7 +153,7 @@ class Monitor:
         self._cost_s += (time.thread_time() - began_s - self._cost_s) / NEWS_SAMPLES
         if self._sampler.number % NEWS_SAMPLES == 0:
             skipped = self._logs.skipped_bytes if self._logs is not None else 0
-            self._news = sample.news(self._cost_s, skipped)
+            self._news = sample.usage(self._cost_s, skipped)
             self._wake()
 
     def _pace_s(self) -> float:

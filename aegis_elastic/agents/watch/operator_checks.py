@@ -1,8 +1,8 @@
-"""An operator's look at this node while the job goes on: checks or the stress test, beside everything else.
+"""Operator checks: checks or the stress test that a person asked for, while the job goes on.
 
-A watcher like the others: it has a thread of its own, which ends with the look, and its facts go with the
-agent's reports. It touches neither the ranks nor the checks of a troubleshooting. A newer look ends an older
-one.
+A watcher like the others: it has a thread of its own, which ends with the check, and its facts are sent in
+the agent's reports. It changes neither the ranks nor the checks after a failure. A newer operator check ends
+an older one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aegis_elastic.agents.checks import burn
 from aegis_elastic.agents.checks.process import CheckRun, start_checks
 from aegis_elastic.agents.checks.requests import CheckSettings, count_gpus, device_of, expected_gpus
 from aegis_elastic.agents.plane.link import Identity
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.checks.contract.burn_protocol import Progress, Request
 from aegis_elastic.checks.contract.request import CheckRequest, World
 from aegis_elastic.core.model import CheckResult
@@ -51,55 +51,55 @@ class OperatorCheckWatcher:
         self._answer: Answer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
-        self._ended = False
+        self._cancelled = False
 
     def environment(self) -> Mapping[str, str]:
-        """It adds nothing to the ranks."""
+        """None."""
         return {}
 
-    def started(self, ranks: Watched) -> None:
-        """Ranks whose stacks can be read from now on."""
+    def on_started(self, ranks: WatchedRanks) -> None:
+        """The ranks whose stacks can be read from now on."""
         self._pids = ranks.pids
 
-    def ended(self) -> None:
-        """They are no more."""
+    def on_ended(self) -> None:
+        """There are none any more."""
         self._pids = {}
 
-    def news(self) -> Mapping[str, Any] | None:
-        """The newest look's answer so far. Too large for a report, it goes without details."""
+    def facts(self) -> Mapping[str, Any] | None:
+        """The newest check's answer so far; without details if it would be too large for a report."""
         with self._lock:
             answer = self._answer
         if answer is None:
             return None
         if len(msgspec.json.encode(answer)) > WATCHED_BYTES_MAX:
             answer = msgspec.structs.replace(answer, results=tuple(map(_short, answer.results)))
-        told: Mapping[str, Any] = msgspec.to_builtins(answer)
-        return told
+        facts: Mapping[str, Any] = msgspec.to_builtins(answer)
+        return facts
 
-    def begin(self, look: OperatorCheck) -> None:
-        """Do what this look asks, unless it is the one that is being done, or done, already."""
+    def start(self, check: OperatorCheck) -> None:
+        """Run this check, unless it is the one that is running, or has run, already."""
         with self._lock:
-            if self._answer is not None and self._answer.look == look.look:
+            if self._answer is not None and self._answer.check_id == check.check_id:
                 return
-        self._end()
+        self._cancel()
         with self._lock:
-            self._answer, self._ended = Answer(look.look), False
+            self._answer, self._cancelled = Answer(check.check_id), False
         self._thread = threading.Thread(
-            target=self._run, args=(look, dict(self._pids)), name="aegis-look", daemon=True
+            target=self._run, args=(check, dict(self._pids)), name="aegis-operator-check", daemon=True
         )
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads to be had here
             self._thread = None
-            self._tell(done=True, why=f"cannot look at this node: {error}")
+            self._update_answer(done=True, why=f"cannot check this node: {error}")
 
     def close(self) -> None:
-        """End the look that runs."""
-        self._end()
+        """End the check that runs."""
+        self._cancel()
 
-    def _end(self) -> None:
+    def _cancel(self) -> None:
         with self._lock:
-            self._ended = True
+            self._cancelled = True
             process = self._process
         if process is not None:
             process.kill()
@@ -109,76 +109,76 @@ class OperatorCheckWatcher:
 
     # ------------------------------------------------------------ in the thread
 
-    def _run(self, look: OperatorCheck, pids: dict[int, int]) -> None:
-        # The checks die with the thread that started them: this one sees them to their end.
+    def _run(self, check: OperatorCheck, pids: dict[int, int]) -> None:
+        # Check processes die with the thread that started them, so this thread waits for their end.
         why = ""
         try:
-            if look.burn_s:
-                self._burn(Request(look.burn_s))
+            if check.burn_s:
+                self._burn(Request(check.burn_s))
             else:
-                self._check(self._request(look, pids))
+                self._check(self._request(check, pids))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            why = f"cannot look at this node: {error}"
+            why = f"cannot check this node: {error}"
             logger.warning("%s", why)
-        self._tell(done=True, why=why)
+        self._update_answer(done=True, why=why)
 
-    def _request(self, look: OperatorCheck, pids: dict[int, int]) -> CheckRequest:
+    def _request(self, check: OperatorCheck, pids: dict[int, int]) -> CheckRequest:
         world = None
-        if look.world:
-            device = device_of(self._gpus, int(look.world.get("localWorldSize", 1)))
-            world = msgspec.convert({**look.world, "device": device}, World)
+        if check.world:
+            device = device_of(self._gpus, int(check.world.get("localWorldSize", 1)))
+            world = msgspec.convert({**check.world, "device": device}, World)
         return CheckRequest(
-            checks=look.checks,
+            checks=check.checks,
             worker=self._me.worker,
             node=self._me.node_name,
             paths={"shm": "/dev/shm", **self._settings.paths},
             expected_gpus=expected_gpus(self._settings, self._gpus, self._me.nproc),
             world=world,
             rank_pids=pids,
-            budgets_s={**self._settings.budgets_s, **look.budgets_s},
+            budgets_s={**self._settings.budgets_s, **check.budgets_s},
         )
 
     def _check(self, request: CheckRequest) -> None:
-        checker = CheckRun(request, self._own(start_checks(without_secrets(os.environ))))
+        run = CheckRun(request, self._set_process(start_checks(without_secrets(os.environ))))
         try:
             with selectors.DefaultSelector() as selector:
-                selector.register(checker, selectors.EVENT_READ)
-                while not checker.done:
+                selector.register(run, selectors.EVENT_READ)
+                while not run.done:
                     selector.select()
-                    checker.read()
-                    self._tell(results=checker.results)
+                    run.read()
+                    self._update_answer(results=run.results)
         finally:
-            self._disown()
-            if not checker.done:
-                checker.cancel()
+            self._clear_process()
+            if not run.done:
+                run.cancel()
 
     def _burn(self, request: Request) -> None:
         devices: dict[str, Device] = {}
 
-        def told(progress: Progress) -> None:
-            says = burn.figures(progress)
-            devices[progress.device] = Device(progress.device, progress.elapsed_s, says)
-            self._tell(devices=devices)
+        def on_progress(progress: Progress) -> None:
+            figures = burn.describe_progress(progress)
+            devices[progress.device] = Device(progress.device, progress.elapsed_s, figures)
+            self._update_answer(devices=devices)
 
-        process = self._own(burn.start(request, without_secrets(os.environ)))
+        process = self._set_process(burn.start(request, without_secrets(os.environ)))
         try:
-            self._tell(results=burn.attend(process, told))
+            self._update_answer(results=burn.wait_results(process, on_progress))
         finally:
-            self._disown()
+            self._clear_process()
 
-    def _own(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """Whoever ends the look from now on ends this process."""
+    def _set_process(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """Let `_cancel` kill this process; kill it now if that was already called."""
         with self._lock:
             self._process = process
-            if self._ended:
+            if self._cancelled:
                 process.kill()
         return process
 
-    def _disown(self) -> None:
+    def _clear_process(self) -> None:
         with self._lock:
             self._process = None
 
-    def _tell(
+    def _update_answer(
         self,
         results: list[CheckResult] | None = None,
         devices: Mapping[str, Device] | None = None,
@@ -186,7 +186,7 @@ class OperatorCheckWatcher:
         why: str = "",
     ) -> None:
         with self._lock:
-            if self._ended or self._answer is None:
+            if self._cancelled or self._answer is None:
                 return
             changes: dict[str, Any] = {"done": done, "why": why}
             if results is not None:

@@ -1,4 +1,4 @@
-"""One rank as its agent sees it from outside: its slot, the state of its process, where it stands."""
+"""One rank as its agent sees it from outside: its slot, the state of its process, its stack."""
 
 from __future__ import annotations
 
@@ -7,118 +7,123 @@ import time
 from collections import deque
 from pathlib import Path
 
-from aegis_elastic.agents.watch.slots import Sample, Save, SlotReader, Work
+from aegis_elastic.agents.watch.slots import CheckpointRecord, OwnWork, SlotReader, WorkSample
 from aegis_elastic.core.detection import stacks
-from aegis_elastic.core.detection.progress import Own, RankFacts, error_of_usual, usual
+from aegis_elastic.core.detection.progress import RankFacts, WindowWork, error_of_usual, usual
 from aegis_elastic.core.detection.stacks import Stack
 
 # A window of own work: at least so many iterations, at least so long.
 WINDOW_COUNT, WINDOW_S = 5, 0.9
-STEPS = 64
+STEPS_KEPT = 64
 
 
 class RankView:
-    """What is known of one rank of one incarnation. `look` looks again; `facts` says it."""
+    """What is known of one rank of one incarnation: `update` reads its slot and /proc, `facts` sums it up."""
 
     def __init__(self, rank: int, pid: int, slot: Path) -> None:
-        """`pid` is what the guard started: the rank, or a wrapper around it. `slot` may come into being."""
+        """`pid` is what the guard started: the rank, or a wrapper around it. `slot` need not exist yet."""
         self.rank = rank
         self._started_pid = pid
         self._path = slot
         self._reader: SlotReader | None = None
-        self._began_s = time.monotonic()
-        self._state, self._switches, self._state_since_s = "", 0, self._began_s
-        self._steps: deque[float] = deque(maxlen=STEPS)
-        self._taken = 0
-        self._samples: list[Sample] = []
-        self._window_s = self._began_s
-        self._own: Own | None = None
+        self._started_s = time.monotonic()
+        self._state, self._switches, self._state_since_s = "", 0, self._started_s
+        self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._samples_read = 0
+        self._samples: list[WorkSample] = []
+        self._window_s = self._started_s
+        self._own_work: WindowWork | None = None
         self._stack: Stack = ()
-        self._steady, self._moved = 0, False
-        self._beat = (-1, 0, 0.0)  # step, beats, monotonic s of the last
-        self._said_longest_s = 0.0
-        self._first_s = 0.0
-        self._io = (0.0, 0, 0.0)  # when it was read, bytes so far, bytes a second since the look before
+        self._steady, self._moves = 0, False
+        self._last_step = (-1, 0, 0.0)  # step, count, monotonic s of the last
+        self._longest_s = 0.0
+        self._first_step_s = 0.0
+        self._io = (0.0, 0, 0.0)  # when it was read, bytes so far, bytes per second since the time before
         self.ended = False
 
     @property
     def pid(self) -> int:
-        """The process that trains, as far as it has shown itself."""
+        """The process that trains: the one that writes the slot, else the one that was started."""
         writer = self._reader.pid() if self._reader is not None else 0
         return writer if writer and _state(writer) else self._started_pid
 
     @property
-    def beats(self) -> int:
-        """How many steps it has told of."""
-        return self._beat[1]
+    def step_count(self) -> int:
+        """How many steps it has made."""
+        return self._last_step[1]
 
     @property
-    def save(self) -> Save | None:
-        """The last checkpoint that its code told of."""
-        return self._reader.save() if self._reader is not None else None
+    def checkpoint(self) -> CheckpointRecord | None:
+        """The last checkpoint that its code reported."""
+        return self._reader.checkpoint() if self._reader is not None else None
 
     def idle_s(self, now_s: float) -> float:
         """Seconds since its last step, or since it was started."""
-        return max(0.0, now_s - (self._beat[2] or self._began_s))
+        return max(0.0, now_s - (self._last_step[2] or self._started_s))
 
-    def look(self, now_s: float) -> None:
-        """Look at its slot and its process (monotonic seconds)."""
+    def update(self, now_s: float) -> None:
+        """Read its slot and the state of its process. `now_s`: monotonic."""
         if self._reader is None:
             try:
                 self._reader = SlotReader(self._path)
             except (OSError, ValueError):
-                self._reader = None  # it hasn't come so far, or is no Python with our site
+                self._reader = None  # it hasn't started so far, or is no Python with our sitecustomize
         if self._reader is not None:
             self._read(self._reader, now_s)
         state = _state(self.pid)
         self.ended = not _state(self._started_pid)
-        # Who moves much data is in the kernel at every look, but wakes in between; who is held there doesn't.
+        # A process that moves much data is in state D every time, but wakes in between; one that hangs there
+        # doesn't.
         switches = _switches(self.pid) if state == "D" else 0
         if (state, switches) != (self._state, self._switches):
             self._state, self._switches, self._state_since_s = state, switches, now_s
 
     def _read(self, reader: SlotReader, now_s: float) -> None:
-        beat, call = reader.beat(), reader.call()
-        step, beats, last_ns, longest_ns = -1, 0, 0, 0
-        first_ns = beat.first_ns if beat is not None else 0
-        if beat is not None:
-            step, beats, last_ns, longest_ns = beat.step, beat.beats, beat.last_ns, beat.longest_ns
-        if call is not None:
-            # who says its step knows better than we do
-            step, beats, last_ns = call.step, beats + call.calls, max(last_ns, call.last_ns)
-        before = self._beat
-        if beats and not before[1]:
-            self._first_s = max((first_ns or last_ns) / 1e9 - self._began_s, 0.0)
-        self._said_longest_s = max(self._said_longest_s, longest_ns / 1e9)
-        if beats > before[1]:
+        hooked, reported = reader.step(), reader.progress()
+        step, step_count, last_ns, longest_ns = -1, 0, 0, 0
+        first_ns = hooked.first_ns if hooked is not None else 0
+        if hooked is not None:
+            step, step_count, last_ns, longest_ns = (
+                hooked.step,
+                hooked.count,
+                hooked.last_ns,
+                hooked.longest_ns,
+            )
+        if reported is not None:
+            # the step that the training code reports is better than the one that the hooks count
+            step, step_count = reported.step, step_count + reported.count
+            last_ns = max(last_ns, reported.last_ns)
+        before = self._last_step
+        if step_count and not before[1]:
+            self._first_step_s = max((first_ns or last_ns) / 1e9 - self._started_s, 0.0)
+        self._longest_s = max(self._longest_s, longest_ns / 1e9)
+        if step_count > before[1]:
             if before[1]:
-                # of several steps since the last look the pauses are told by the rank itself, if by anyone
-                took_s = (last_ns / 1e9 - before[2]) / (beats - before[1])
+                # of several steps since the last time only the rank itself knows the pauses
+                took_s = (last_ns / 1e9 - before[2]) / (step_count - before[1])
                 self._steps.append(took_s)
-                if beats > 3:
-                    self._said_longest_s = max(self._said_longest_s, took_s)
-            self._stack, self._steady, self._moved = (), 0, False
-        self._beat = step, beats, last_ns / 1e9
-        work = reader.work(self._taken)
-        if work is not None and work.total > self._taken:
-            self._taken = work.total
+                if step_count > 3:
+                    self._longest_s = max(self._longest_s, took_s)
+            self._stack, self._steady, self._moves = (), 0, False
+        self._last_step = step, step_count, last_ns / 1e9
+        work = reader.own_work(self._samples_read)
+        if work is not None and work.total > self._samples_read:
+            self._samples_read = work.total
             self._samples += work.samples
         full = len(self._samples) >= WINDOW_COUNT and now_s - self._window_s >= WINDOW_S
         if work is not None and full:
-            serial = (self._own.serial if self._own else 0) + 1
-            self._own = _window(serial, self._samples, work, reader.groups())
+            serial = (self._own_work.serial if self._own_work else 0) + 1
+            self._own_work = _window(serial, self._samples, work, reader.groups())
             self._samples, self._window_s = [], now_s
 
-    def stands(self, stack: Stack, moves: bool = False) -> None:
-        """One more look found it there; () if its stack couldn't be read. `moves`: elsewhere a moment
-        later.
-        """
+    def on_stack(self, stack: Stack, moves: bool = False) -> None:
+        """Take a stack that was just read; () if it couldn't be. `moves`: a moment later it was another one."""
         elsewhere = bool(stack and self._stack) and stacks.place(stack) != stacks.place(self._stack)
-        # Who has moved since the last step is at work, however long it stands at one place later; but who has
-        # come to wait for others since then waits.
+        # A rank that has moved since its last step is at work, however long it stays at one place later; but
+        # one that has come to wait for others since then waits.
         working = not stacks.waits(stack)
-        self._moved = self._moved or (working and (moves or elsewhere))
-        still = bool(stack) and not (moves or elsewhere or (working and self._moved))
+        self._moves = self._moves or (working and (moves or elsewhere))
+        still = bool(stack) and not (moves or elsewhere or (working and self._moves))
         self._steady = self._steady + 1 if still else 0
         self._stack = stack
         now_s, total = time.monotonic(), _io_bytes(self.pid)
@@ -128,7 +133,7 @@ class RankView:
 
     @property
     def stack(self) -> Stack:
-        """Where it stood at the last look, () if nobody had reason to look since its last step."""
+        """Its stack when last read, () if it was not read since its last step."""
         return self._stack
 
     def stopped(self, now_s: float) -> float:
@@ -136,15 +141,15 @@ class RankView:
         return now_s - self._state_since_s if self._state in ("T", "Z", "X", "D") else 0.0
 
     def facts(self, now_s: float) -> RankFacts:
-        """All of it, for a report."""
-        step, beats, _ = self._beat
+        """The summary for a report. `now_s`: monotonic."""
+        step, step_count, _ = self._last_step
         return RankFacts(
             rank=self.rank,
             step=step,
-            beats=beats,
-            first_s=round(self._first_s, 3),
+            beats=step_count,
+            first_s=round(self._first_step_s, 3),
             idle_s=round(self.idle_s(now_s), 3),
-            longest_s=round(self._said_longest_s, 3),
+            longest_s=round(self._longest_s, 3),
             step_s=round(statistics.median(self._steps), 4) if self._steps else 0.0,
             state=self._state,
             state_s=round(now_s - self._state_since_s, 3),
@@ -152,19 +157,19 @@ class RankView:
             steady=self._steady,
             io_bytes_s=round(self._io[2]) if self._steady else 0,
             ended=self.ended,
-            own=self._own,
+            own=self._own_work,
         )
 
     def close(self) -> None:
-        """Let go of its slot."""
+        """Close its slot."""
         if self._reader is not None:
             self._reader.close()
 
 
-def _window(serial: int, samples: list[Sample], work: Work, groups: tuple[int, ...]) -> Own:
+def _window(serial: int, samples: list[WorkSample], work: OwnWork, groups: tuple[int, ...]) -> WindowWork:
     first = [float(sample.first_us) for sample in samples]
     last = [float(sample.last_us) for sample in samples]
-    return Own(
+    return WindowWork(
         serial,
         len(samples),
         usual(first),
@@ -179,16 +184,16 @@ def _window(serial: int, samples: list[Sample], work: Work, groups: tuple[int, .
 
 
 def _io_bytes(pid: int) -> int:
-    """What a process has read and written so far, through whatever system call; 0 if nobody says."""
+    """Bytes that a process has read and written so far, through whatever system call; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
     except (OSError, ValueError):
-        return 0  # it is gone, or the kernel lets nobody know
+        return 0  # it is gone, or we may not read it
 
 
 def _switches(pid: int) -> int:
-    """How often a process's main thread has gone to sleep or was put to it; 0 if nobody says."""
+    """Context switches of a process's main thread so far; 0 if unknown."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             return sum(int(line.split()[1]) for line in file if "ctxt_switches:" in line)

@@ -21,7 +21,7 @@ from aegis_elastic.checks.collective.rounds import Member
 from aegis_elastic.checks.contract.budgets import budget_s
 from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.contract.request import CheckRequest, World
-from aegis_elastic.core.diagnosis.localization import Fault, Verdict
+from aegis_elastic.core.diagnosis.localization import Fault, Localization
 from aegis_elastic.core.diagnosis.outliers import PEERS_MIN, Exchange, schedule, slow_nodes
 
 CONNECTION, PERFORMANCE = "allreduce_connection", "allreduce_performance"
@@ -59,7 +59,7 @@ def connection(request: CheckRequest, note: Note) -> Outcome:
         return _without_world(CONNECTION, error)
 
 
-def _located(verdict: Verdict, world: World, failures: list[str]) -> Outcome:
+def _located(verdict: Localization, world: World, failures: list[str]) -> Outcome:
     """The verdict over all nodes, from where this one stands."""
     me, size = world.group_rank, world.group_world_size
     if verdict.healthy:

@@ -25,7 +25,7 @@ from aegis_elastic.checks.collective.process_group import WorldError, connect, f
 from aegis_elastic.checks.contract import child_process
 from aegis_elastic.checks.contract.child_process import Note, Outcome, failed, passed
 from aegis_elastic.checks.contract.request import World
-from aegis_elastic.core.diagnosis.localization import FAULTS_MAX, Group, Tried, Verdict, plan, rounds_max
+from aegis_elastic.core.diagnosis.localization import FAULTS_MAX, Group, Localization, Tried, plan, rounds_max
 
 # Of all the time there is, the share of the first round: the whole world takes longest to form.
 _FIRST_SHARE = 0.25
@@ -45,7 +45,7 @@ class _Call(msgspec.Struct, frozen=True):
 
     groups: tuple[tuple[int, ...], ...] = ()
     timeout_s: float = 0.0
-    verdict: Verdict | None = None
+    verdict: Localization | None = None
 
 
 class Member:
@@ -63,7 +63,7 @@ class Member:
         self._time_s = 0.0
         self._overdue = 0.0
 
-    def run(self) -> Verdict:
+    def run(self) -> Localization:
         """Take part until the verdict, the same for all. Raises `WorldError` without store or coordinator."""
         self._set(f"left/{self._me}", str(self._deadline - time.monotonic()))
         if self._me == 0:
@@ -93,13 +93,13 @@ class Member:
 
     def _next(self, number: int) -> _Call:
         wanted = plan(self._size, self._history, self._faults_max)
-        if isinstance(wanted, Verdict):
+        if isinstance(wanted, Localization):
             return _Call(verdict=wanted)
         left_s = self._deadline - time.monotonic() - _REPORT_S
         timeout_s = min(ROUND_S_MAX, max(ROUND_S_MIN, self._share_s(number, left_s)))
         if timeout_s > left_s:
             reason = f"no time left for round {number + 1}"
-            return _Call(verdict=Verdict((), (), (), number, False, reason))
+            return _Call(verdict=Localization((), (), (), number, False, reason))
         self._overdue = time.monotonic() + timeout_s + _REPORT_S
         return _Call(wanted, timeout_s)
 

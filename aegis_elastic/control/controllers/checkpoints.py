@@ -14,9 +14,9 @@ from typing import Annotated
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.core.accounts.report import FALSE_SUCCESS
-from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, Rhythm
+from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, SaveIntervals
 from aegis_elastic.core.detection import progress
 from aegis_elastic.core.events import Event, Noted, Saved
 from aegis_elastic.core.model import Phase, Status, Verdict
@@ -69,7 +69,7 @@ class CheckpointController:
         self._feed = feed
         self._status: Status | None = None
         self._resumed = False
-        self._rhythm = Rhythm()
+        self._save_intervals = SaveIntervals()
         self._incarnation = -1
         self._steps: set[int] = set()
         # Agent's uid -> the number of its last checkpoint that we have heard of.
@@ -86,33 +86,33 @@ class CheckpointController:
         # Where an eviction goes back to: step, and the node that left.
         self._back_to: tuple[int, str] | None = None
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Take the checkpoints out of a report, each once, whoever tells of it and how often."""
-        data = message.data
+        data = report.data
         if not isinstance(data, ReportData):
             return
         if "progress" in data.watched:
             self._note_reached(data.watched["progress"])
         if "saver" in data.watched:
-            self._note_saver(message, data.watched["saver"])
+            self._note_saver(report, data.watched["saver"])
         if "boundary" not in data.watched:
             return
         try:
             facts = _decoder.decode(data.watched["boundary"])
         except msgspec.MsgspecError as error:
-            if message.uid not in self._malformed:
-                self._malformed.add(message.uid)
-                logger.warning("%s says of its checkpoints what can't be read: %s", message.worker, error)
+            if report.uid not in self._malformed:
+                self._malformed.add(report.uid)
+                logger.warning("%s says of its checkpoints what can't be read: %s", report.worker, error)
             return
         # A master before us may have heard of these already, which only a step can tell.
-        first = self._resumed and message.uid not in self._heard
+        first = self._resumed and report.uid not in self._heard
         for seen in sorted(facts.saved, key=lambda seen: seen.number):
-            if seen.number > self._heard.get(message.uid, 0):
-                self._heard[message.uid] = seen.number
+            if seen.number > self._heard.get(report.uid, 0):
+                self._heard[report.uid] = seen.number
                 if seen.step >= 0 or not first:
                     self._complete(seen.step, seen.path, seen.kind, seen.time, now_s)
         if facts.unread:
-            self._doubt(message, facts.unread, data.state == "finished")
+            self._doubt(report, facts.unread, data.state == "finished")
 
     def _note_reached(self, raw: msgspec.Raw) -> None:
         try:
@@ -123,17 +123,17 @@ class CheckpointController:
             self._reached = max(self._reached, facts.reached)
             self._counted = max(self._counted, facts.counted)
 
-    def _note_saver(self, message: Message, raw: msgspec.Raw) -> None:
+    def _note_saver(self, report: Message, raw: msgspec.Raw) -> None:
         try:
             facts = _saver_decoder.decode(raw)
         except msgspec.MsgspecError:
             return  # nothing hangs on it
-        if facts.last_end and self._saver_ends.get(message.uid) != facts.starts and not facts.pid:
-            self._saver_ends[message.uid] = facts.starts
-            worker = self._status.worker(message.worker) if self._status is not None else None
+        if facts.last_end and self._saver_ends.get(report.uid) != facts.starts and not facts.pid:
+            self._saver_ends[report.uid] = facts.starts
+            worker = self._status.worker(report.worker) if self._status is not None else None
             text = f"the saver ended after start number {facts.starts}: {facts.last_end}; it is started again"
             node = worker.node_name if worker is not None else ""
-            self._feed(Noted(message.worker, node, SAVER, text, time.time()))
+            self._feed(Noted(report.worker, node, SAVER, text, time.time()))
 
     def _complete(self, step: int, path: str, kind: str, at: float, now_s: float) -> None:
         status = self._status
@@ -145,39 +145,43 @@ class CheckpointController:
         if step in self._steps:
             return  # another agent has told of it, or the training itself
         self._steps.add(step)
-        self._rhythm.saved(now_s)
+        self._save_intervals.saved(now_s)
         self._feed(Saved(step, path, kind, at))
 
-    def _doubt(self, message: Message, tracker: str, finished: bool) -> None:
+    def _doubt(self, report: Message, tracker: str, finished: bool) -> None:
         """Say it when it is seen, and again as a doubt when the ranks have ended with code 0 all the same."""
         status = self._status
-        worker = status.worker(message.worker) if status is not None else None
+        worker = status.worker(report.worker) if status is not None else None
         if status is None or worker is None or worker.finished or status.phase is not Phase.RUN_COMMAND:
             return
         if not finished and self._unread != tracker:
             self._unread = tracker
             text = f"{tracker} says nothing that could be read: Megatron will exit with code 0 if it loads it"
             self._feed(Noted(worker.name, worker.node_name, UNREAD, text, time.time()))
-        elif finished and message.type is MessageType.FINISH and self._doubted != message.uid:
-            self._doubted = message.uid
+        elif finished and report.type is MessageType.FINISH and self._doubted != report.uid:
+            self._doubted = report.uid
             text = (
                 f"its ranks ended with code 0, but {tracker} says nothing that could be read: Megatron exits "
                 "with 0 when it can't load, so this may be no success"
             )
             self._feed(Noted(worker.name, worker.node_name, FALSE_SUCCESS, text, time.time()))
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """Know which nodes wait for a checkpoint, and when training starts anew."""
         if self._status is None:
             self._resumed = status.incarnation > 0
-        for event, made in done:
-            if isinstance(event, Saved) and made.name == "saved":
+        for event, transition in transitions:
+            if isinstance(event, Saved) and transition.name == "saved":
                 self._called.clear()
                 if event.step not in self._steps:  # the training itself said so, to another desk
                     self._steps.add(event.step)
-                    self._rhythm.saved(time.monotonic())
-            if made.name == "evict" and made.status.phase is Phase.RESTARTING and made.status.saved_step >= 0:
-                self._back_to = made.status.saved_step, made.status.error_nodes[-1].node_name
+                    self._save_intervals.saved(time.monotonic())
+            if (
+                transition.name == "evict"
+                and transition.status.phase is Phase.RESTARTING
+                and transition.status.saved_step >= 0
+            ):
+                self._back_to = transition.status.saved_step, transition.status.error_nodes[-1].node_name
         if status.incarnation != self._incarnation:
             self._tell_steps()
             self._incarnation = status.incarnation
@@ -185,7 +189,7 @@ class CheckpointController:
             self._base = max(status.saved_step, 0)
             self._steps = set()
             self._unread = self._doubted = ""
-            self._rhythm.started()
+            self._save_intervals.started()
         self._status = status
         now_s = time.monotonic()
         running = status.phase is Phase.RUN_COMMAND
@@ -207,18 +211,18 @@ class CheckpointController:
 
     def due_s(self) -> float:
         """When a checkpoint that somebody waits for is late."""
-        late = [self._rhythm.late_s(since_s) for node, since_s in self._uncalled()]
+        late = [self._save_intervals.late_s(since_s) for node, since_s in self._uncalled()]
         return min(late, default=math.inf)
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Say which nodes have waited in vain; a human decides."""
         events: list[Event] = []
         for node, since_s in self._uncalled():
-            if self._rhythm.late_s(since_s) <= now_s:
+            if self._save_intervals.late_s(since_s) <= now_s:
                 self._called.add(node)
                 text = (
                     f"{node} is marked slow and waits to be evicted at a checkpoint, but none has completed "
-                    f"for {LATE_FACTOR:g} times the usual {self._rhythm.usual_s:.0f} s: it stays until "
+                    f"for {LATE_FACTOR:g} times the usual {self._save_intervals.usual_s:.0f} s: it stays until "
                     "somebody acts"
                 )
                 events.append(Noted("", node, LATE, text, time.time()))

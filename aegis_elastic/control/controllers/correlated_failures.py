@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from aegis_elastic.checks.contract.request import CheckRequest
-from aegis_elastic.control.controllers.contract import Decided
-from aegis_elastic.core.events import Event, Finish, Hold, Quit, Release
+from aegis_elastic.control.controllers.contract import Applied
+from aegis_elastic.core.events import Event, Hold, Quit, Release
 from aegis_elastic.core.model import CheckResult, Phase, Status
 from aegis_elastic.core.policy import correlation
-from aegis_elastic.core.policy.correlation import STORAGE, Round, Together
+from aegis_elastic.core.policy.correlation import STORAGE, CommonFailure, WorkerFindings
 from aegis_elastic.core.policy.settings import Policy
-from aegis_elastic.core.protocol.messages import Message, MessageType, events_of
+from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData
 
 logger = logging.getLogger(__name__)
 
@@ -66,35 +66,33 @@ class CorrelatedFailureController:
         self._jitter = jitter
         self._status: Status | None = None
         self._seq_num = -1
-        self._reported: dict[str, Round] = {}
-        self._found: Together | None = None
+        self._reported: dict[str, WorkerFindings] = {}
+        self._found: CommonFailure | None = None
         # This recovery's holds: how many, and since when.
         self._holds = 0
         self._since = 0.0
         self._prober: asyncio.Task[None] | None = None
 
-    def heard(self, message: Message, now_s: float) -> None:
-        """See `Controller.heard`: keep what the checks of this round found."""
-        status = self._status
-        if status is None or status.phase not in _CHECKING or status.held:
+    def on_report(self, report: Message, now_s: float) -> None:
+        """See `Controller.on_report`: keep what the checks of this round found."""
+        status, data = self._status, report.data
+        if status is None or status.phase not in _CHECKING or status.held or not isinstance(data, ReportData):
             return
-        if message.type is not MessageType.FINISH or message.seq_num != status.seq_num:
+        if report.type is not MessageType.FINISH or report.seq_num != status.seq_num:
             return
         if self._seq_num != status.seq_num:
             self._seq_num, self._reported = status.seq_num, {}
-        worker = status.worker(message.worker)
-        if worker is None or worker.uid != message.uid:
+        worker = status.worker(report.worker)
+        if worker is None or worker.uid != report.uid:
             return
-        for event in events_of(message):
-            if isinstance(event, Finish):
-                self._reported[worker.name] = Round(worker.node_name, self._now(), event.findings)
+        self._reported[worker.name] = WorkerFindings(worker.node_name, self._now(), data.findings)
         workers = [worker.name for worker in status.workers]
         first = status.phase is Phase.BOOT_CHECKING
         judge = correlation.too_many_broken if first else correlation.judge
         self._found = judge(self._reported, workers, self._now(), self._policy.guard)
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """See `Controller.followed`."""
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
+        """See `Controller.on_transitions`."""
         before, self._status = self._status, status
         if status.phase is Phase.RUN_COMMAND:
             self._holds = 0
@@ -109,8 +107,8 @@ class CorrelatedFailureController:
         """See `Controller.due_s`: at once, if there is something to say."""
         return -math.inf if self._found is not None else math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
-        """See `Controller.turn`: comes before the turn of the machine that the findings would lead to."""
+    def events_due(self, now_s: float) -> Sequence[Event]:
+        """See `Controller.events_due`: comes before the turn of the machine that the findings would lead to."""
         found, self._found = self._found, None
         if found is None:
             return ()

@@ -24,13 +24,13 @@ from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy import storm_guard
 from aegis_elastic.core.policy.settings import Policy
 from aegis_elastic.core.policy.storm_guard import (
-    IN_WORDS,
+    DESCRIPTIONS,
     Action,
     Anchor,
-    Case,
-    Counted,
-    Deed,
-    Do,
+    Condition,
+    CountedAction,
+    DecisionKind,
+    GuardedAction,
     NodeGuard,
     Outcome,
     PageRecord,
@@ -66,15 +66,15 @@ class World(Protocol):
     def now(self) -> float:
         """Wall seconds."""
 
-    async def look(self, case: Case) -> tuple[bool, bool]:
+    async def look(self, condition: Condition) -> tuple[bool, bool]:
         """Whether the condition holds by the shared records *now*, and whether stopping would lose
         nothing.
         """
 
-    async def collect(self, case: Case) -> str:
+    async def collect(self, condition: Condition) -> str:
         """Evidence for humans, before it is destroyed by the action."""
 
-    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
+    async def act(self, condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
         """Carry it out and wait for what becomes of it: DONE, FAILED, or WITHDRAWN if it was not done after
         all.
         """
@@ -82,7 +82,7 @@ class World(Protocol):
     async def page(self, key: str, text: str, *, urgent: bool) -> None:
         """Call humans; returns when it is on its way."""
 
-    def note(self, case: Case, code: str, detail: str) -> None:
+    def note(self, condition: Condition, code: str, detail: str) -> None:
         """A line for the journal."""
 
 
@@ -109,39 +109,44 @@ class GuardedActions:
         self._seen: dict[tuple[str, Verdict], tuple[int, float]] = {}
         self._noted: dict[tuple[str, Verdict], str] = {}
 
-    async def look(self, case: Case) -> Do:
+    async def look(self, condition: Condition) -> DecisionKind:
         """Look at a condition once, and do what is due. StoreUnavailable: nothing may be done now."""
-        known = await self.known(case)
-        seen = await self._look(case)
-        decision = storm_guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
-        if decision.do is not Do.ACT:
-            self._note(case, decision.do.value, decision.reason)
+        known = await self.known(condition)
+        seen = await self._look(condition)
+        decision = storm_guard.consider(
+            condition, seen, known.anchor, known.node, self._now(), self._policy.guard
+        )
+        if decision.kind is not DecisionKind.ACT:
+            self._note(condition, decision.kind.value, decision.reason)
         elif self._policy.mode == "act":
-            self._noted.pop((case.node_name, case.verdict), None)  # what becomes of it is told by itself
-        if decision.do in (Do.WAIT, Do.ALERT, Do.ACT):
-            await self._confirm(case, known)
-        if decision.do is Do.ANCHOR:
-            await self._anchor(case, known)
-        elif decision.do is Do.CLEAR:
-            await self._clear(case, known)
-        elif decision.do is Do.ALERT:
+            # What becomes of it is noted by itself.
+            self._noted.pop((condition.node_name, condition.verdict), None)
+        if decision.kind in (DecisionKind.WAIT, DecisionKind.ALERT, DecisionKind.ACT):
+            await self._confirm(condition, known)
+        if decision.kind is DecisionKind.ANCHOR:
+            await self._anchor(condition, known)
+        elif decision.kind is DecisionKind.CLEAR:
+            await self._clear(condition, known)
+        elif decision.kind is DecisionKind.ALERT:
             incident = known.anchor.incident if known.anchor else "now"
-            text = f"{case.node_name} is {case.verdict.value}, and nothing is done: {decision.reason}"
-            await self.page(case.node_name, f"open.{incident}", text, urgent=True)
-        elif decision.do is Do.ACT and case.action is Action.ASK_HUMAN:
+            text = (
+                f"{condition.node_name} is {condition.verdict.value}, and nothing is done: {decision.reason}"
+            )
+            await self.page(condition.node_name, f"open.{incident}", text, urgent=True)
+        elif decision.kind is DecisionKind.ACT and condition.action is Action.ASK_HUMAN:
             incident = known.anchor.incident if known.anchor else "now"
-            text = f"{case.node_name} ({case.worker}) is for a human: {decision.reason}"
-            await self.page(case.node_name, f"human.{incident}", text, urgent=True)
-        elif decision.do is Do.ACT and self._policy.mode == "observe":
-            await self._would(case, known, decision.reason)
-        elif decision.do is Do.ACT:
-            await self._carry_out(case, decision.reason)
-        return decision.do
+            text = f"{condition.node_name} ({condition.worker}) is for a human: {decision.reason}"
+            await self.page(condition.node_name, f"human.{incident}", text, urgent=True)
+        elif decision.kind is DecisionKind.ACT and self._policy.mode == "observe":
+            await self._would(condition, known, decision.reason)
+        elif decision.kind is DecisionKind.ACT:
+            await self._carry_out(condition, decision.reason)
+        return decision.kind
 
-    async def known(self, case: Case) -> Known:
-        """Read the records of a case."""
-        anchor = await self._store.get(self._anchor_key(case))
-        node, revision = await self.node(case.node_name)
+    async def known(self, condition: Condition) -> Known:
+        """Read the records of a condition."""
+        anchor = await self._store.get(self._anchor_key(condition))
+        node, revision = await self.node(condition.node_name)
         found = _decode(anchor.value, Anchor) if anchor else None
         return Known(found, anchor.revision if anchor else 0, node, revision)
 
@@ -160,16 +165,17 @@ class GuardedActions:
 
     async def count(self, node_name: str, action: Action, ident: str) -> NodeGuard:
         """Count an action that somebody else decided and that has been done."""
-        entry = Counted(ident, action, self._now())
+        entry = CountedAction(ident, action, self._now())
         return await self._change(
-            node_name, lambda node: storm_guard.done_by_others(node, entry, self._policy.guard)
+            node_name, lambda node: storm_guard.with_external_action(node, entry, self._policy.guard)
         )
 
-    async def unsettled(self) -> list[Deed]:
+    async def unsettled(self) -> list[GuardedAction]:
         """This job's actions that nobody has followed up yet, whoever began them."""
-        found = [entry for entry in await self._store.list(PREFIX) if entry.key.endswith(".state")]
-        deeds = [node.deed for entry in found if (node := _decode(entry.value, NodeGuard)) is not None]
-        return [deed for deed in deeds if deed and deed.job == self._job and not deed.followed_up]
+        entries = [entry for entry in await self._store.list(PREFIX) if entry.key.endswith(".state")]
+        nodes = [node for entry in entries if (node := _decode(entry.value, NodeGuard)) is not None]
+        actions = [node.last_action for node in nodes if node.last_action is not None]
+        return [taken for taken in actions if taken.job == self._job and not taken.followed_up]
 
     async def forget(self) -> None:
         """Delete what matters to nobody any more: pages and anchors of long ago, nodes that were calm."""
@@ -181,28 +187,28 @@ class GuardedActions:
                 except RevisionConflict:
                     continue  # it matters to somebody
 
-    async def follow_up(self, case: Case) -> None:
-        """See whether this job's last action on the case's node has helped, and call a human if not."""
-        node, _ = await self.node(case.node_name)
-        deed = node.deed
-        if deed is None or deed.job != self._job or deed.followed_up:
+    async def follow_up(self, condition: Condition) -> None:
+        """See whether this job's last action on the condition's node has helped, and call a human if not."""
+        node, _ = await self.node(condition.node_name)
+        taken = node.last_action
+        if taken is None or taken.job != self._job or taken.followed_up:
             return
-        bad, _ = await self._world.look(case)
-        what, reason = storm_guard.follow_up(deed, bad, self._now(), self._policy.guard)
+        bad, _ = await self._world.look(condition)
+        what, reason = storm_guard.follow_up(taken, bad, self._now(), self._policy.guard)
         if what is storm_guard.FollowUp.WAIT:
             return
         if what is storm_guard.FollowUp.GIVE_UP:
-            text = f"{IN_WORDS[deed.action]} on {case.node_name}: {reason}; was it done?"
-            if await self.page(case.node_name, f"unknown.{deed.id}", text, urgent=True):
-                await self._settle(case.node_name, deed.id, Outcome.UNKNOWN)
+            text = f"{DESCRIPTIONS[taken.action]} on {condition.node_name}: {reason}; was it done?"
+            if await self.page(condition.node_name, f"unknown.{taken.id}", text, urgent=True):
+                await self._settle(condition.node_name, taken.id, Outcome.UNKNOWN)
             return
         if what is storm_guard.FollowUp.ESCALATE:
             # Before the record says so: a page that is sent twice is better than one that never is.
-            text = f"{case.node_name}: {reason}. {deed.reason}"
-            if not await self.page(case.node_name, f"no_help.{deed.id}", text, urgent=True):
+            text = f"{condition.node_name}: {reason}. {taken.reason}"
+            if not await self.page(condition.node_name, f"no_help.{taken.id}", text, urgent=True):
                 return
-        self._world.note(case, f"guard.{what.value}", reason)
-        await self._change(case.node_name, lambda now: storm_guard.followed_up(now, deed.id))
+        self._world.note(condition, f"guard.{what.value}", reason)
+        await self._change(condition.node_name, lambda now: storm_guard.followed_up(now, taken.id))
 
     async def page(self, node_name: str, what: str, text: str, *, urgent: bool) -> bool:
         """Call humans, once for each `what` of a node. False while another has claimed it: it may have died
@@ -232,122 +238,131 @@ class GuardedActions:
 
     # ------------------------------------------------------------ the parts of a look
 
-    async def _look(self, case: Case) -> storm_guard.Seen:
-        bad, boundary = await self._world.look(case)
-        key = (case.node_name, case.verdict)
+    async def _look(self, condition: Condition) -> storm_guard.Observation:
+        bad, boundary = await self._world.look(condition)
+        key = (condition.node_name, condition.verdict)
         if not bad:
             self._seen.pop(key, None)
-            return storm_guard.Seen(False, boundary, 0)
+            return storm_guard.Observation(False, boundary, 0)
         times, last = self._seen.get(key, (0, -math.inf))
         if not 0 <= self._now() - last < self._policy.guard.look_s / 2:
             times, last = times + 1, self._now()
             self._seen[key] = times, last
-        return storm_guard.Seen(True, boundary, times)
+        return storm_guard.Observation(True, boundary, times)
 
-    async def _anchor(self, case: Case, known: Known) -> None:
+    async def _anchor(self, condition: Condition, known: Known) -> None:
         anchor = Anchor(self._now(), self._name, secrets.token_hex(8), self._now())
         if known.anchor_revision:
-            await self._clear(case, known)  # it makes no sense, and would be in the way for ever
+            await self._clear(condition, known)  # it makes no sense, and would be in the way for ever
         try:
-            await self._store.create(self._anchor_key(case), msgspec.json.encode(anchor))
+            await self._store.create(self._anchor_key(condition), msgspec.json.encode(anchor))
         except KeyExists:
             return  # the first observer wins, and everybody sees its clock
 
-    async def _confirm(self, case: Case, known: Known) -> None:
+    async def _confirm(self, condition: Condition, known: Known) -> None:
         """Write down now and then that the condition was seen again."""
         anchor, every_s = known.anchor, storm_guard.stale_s(self._policy.guard) / 3
         if anchor is None or self._now() - anchor.seen < every_s:
             return
         seen = msgspec.structs.replace(anchor, seen=self._now())
         try:
-            await self._store.update(self._anchor_key(case), msgspec.json.encode(seen), known.anchor_revision)
+            await self._store.update(
+                self._anchor_key(condition), msgspec.json.encode(seen), known.anchor_revision
+            )
         except RevisionConflict:
             return  # another has just done so, or has cleared it
 
-    async def _clear(self, case: Case, known: Known) -> None:
+    async def _clear(self, condition: Condition, known: Known) -> None:
         try:
-            await self._store.delete(self._anchor_key(case), known.anchor_revision or None)
+            await self._store.delete(self._anchor_key(condition), known.anchor_revision or None)
         except RevisionConflict:
             return  # a new incident has begun meanwhile
 
-    async def _would(self, case: Case, known: Known, reason: str) -> None:
+    async def _would(self, condition: Condition, known: Known, reason: str) -> None:
         incident = known.anchor.incident if known.anchor else "now"
-        self._note(case, "would_act", f"{IN_WORDS[case.action]} on {case.node_name}: {reason}")
-        text = f"{IN_WORDS[case.action]} on {case.node_name} is due, but the policy is to observe: {reason}"
-        await self.page(case.node_name, f"would.{case.action.value}.{incident}", text, urgent=False)
+        self._note(
+            condition, "would_act", f"{DESCRIPTIONS[condition.action]} on {condition.node_name}: {reason}"
+        )
+        due = f"{DESCRIPTIONS[condition.action]} on {condition.node_name} is due"
+        text = f"{due}, but the policy is to observe: {reason}"
+        await self.page(condition.node_name, f"would.{condition.action.value}.{incident}", text, urgent=False)
 
-    async def _carry_out(self, case: Case, reason: str) -> None:
+    async def _carry_out(self, condition: Condition, reason: str) -> None:
         try:
             lock = await self._store.lease(
-                self._key(case.node_name, "lock"), self._name.encode(), self._policy.guard.lock_s
+                self._key(condition.node_name, "lock"), self._name.encode(), self._policy.guard.lock_s
             )
         except KeyExists:
-            self._note(case, "locked", "another instance is at it")
+            self._note(condition, "locked", "another instance is at it")
             return
         try:
-            await self._under(lock, case, reason)
+            await self._under(lock, condition, reason)
         finally:
             try:
                 await lock.release()
             except StoreUnavailable as error:
-                logger.warning("the lock on %s is left to expire: %s", case.node_name, error)
+                logger.warning("the lock on %s is left to expire: %s", condition.node_name, error)
 
-    async def _under(self, lock: Lease, case: Case, reason: str) -> None:
-        incident = await self._send_evidence(case, reason)
+    async def _under(self, lock: Lease, condition: Condition, reason: str) -> None:
+        incident = await self._send_evidence(condition, reason)
         # It may have taken a minute, and the first look may have been wrong by the time: everything anew.
-        known = await self.known(case)
-        seen = await self._look(case)
-        again = storm_guard.consider(case, seen, known.anchor, known.node, self._now(), self._policy.guard)
-        if again.do is not Do.ACT:
-            self._world.note(case, "guard.cancelled", again.reason)
-            text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is cancelled: {again.reason}"
-            await self.page(case.node_name, f"cancelled.{incident}", text, urgent=False)
-            if again.do is Do.CLEAR:
-                await self._clear(case, known)
+        known = await self.known(condition)
+        seen = await self._look(condition)
+        again = storm_guard.consider(
+            condition, seen, known.anchor, known.node, self._now(), self._policy.guard
+        )
+        if again.kind is not DecisionKind.ACT:
+            self._world.note(condition, "guard.cancelled", again.reason)
+            what = f"{DESCRIPTIONS[condition.action]} on {condition.node_name} ({condition.worker})"
+            text = f"{what} is cancelled: {again.reason}"
+            await self.page(condition.node_name, f"cancelled.{incident}", text, urgent=False)
+            if again.kind is DecisionKind.CLEAR:
+                await self._clear(condition, known)
             return
-        deed = Deed(
+        taken = GuardedAction(
             id=secrets.token_hex(8),
-            action=case.action,
-            verdict=case.verdict.value,
+            action=condition.action,
+            verdict=condition.verdict.value,
             reason=again.reason,
             job=self._job,
-            node_name=case.node_name,
-            worker=case.worker,
+            node_name=condition.node_name,
+            worker=condition.worker,
             by=self._name,
             token=lock.token,
             at=self._now(),
         )
-        if not lock.held or not await self._commit(case, known, deed):
-            self._world.note(case, "guard.cancelled", "another instance was quicker")
+        if not lock.held or not await self._commit(condition, known, taken):
+            self._world.note(condition, "guard.cancelled", "another instance was quicker")
             return
-        if not lock.held or self._now() - deed.at > self._policy.guard.lock_s:
+        if not lock.held or self._now() - taken.at > self._policy.guard.lock_s:
             # We were asleep: by now it may be somebody else's turn.
             outcome, said = Outcome.WITHDRAWN, "the lock was lost before the action"
         else:
-            outcome, said = await self._world.act(case, deed)
-        await self._finish(case, deed, outcome, said)
-        await self._clear(case, known)
+            outcome, said = await self._world.act(condition, taken)
+        await self._finish(condition, taken, outcome, said)
+        await self._clear(condition, known)
 
-    async def _send_evidence(self, case: Case, reason: str) -> str:
+    async def _send_evidence(self, condition: Condition, reason: str) -> str:
         """Have what is known on its way, and in the journal, before the action destroys it. Returns the
         incident.
         """
         try:
-            evidence = await asyncio.wait_for(self._world.collect(case), COLLECT_S)
+            evidence = await asyncio.wait_for(self._world.collect(condition), COLLECT_S)
         except asyncio.TimeoutError:
             evidence = f"no evidence could be collected in {COLLECT_S:.0f} s"
         except OSError as error:  # what humans would have liked to read; nothing depends on it
             evidence = f"no evidence could be collected: {error}"
-        anchor = (await self.known(case)).anchor
+        anchor = (await self.known(condition)).anchor
         incident = anchor.incident if anchor else "now"
-        text = f"{IN_WORDS[case.action]} on {case.node_name} ({case.worker}) is due: {reason}\n{evidence}"
-        await self.page(case.node_name, f"due.{incident}", text.rstrip(), urgent=False)
+        what = f"{DESCRIPTIONS[condition.action]} on {condition.node_name} ({condition.worker})"
+        text = f"{what} is due: {reason}\n{evidence}"
+        await self.page(condition.node_name, f"due.{incident}", text.rstrip(), urgent=False)
         return incident
 
-    async def _commit(self, case: Case, known: Known, deed: Deed) -> bool:
-        """Count the deed and begin its cooldown, if nobody has touched the node's record since we read it."""
-        after = msgspec.json.encode(storm_guard.commit(known.node, deed, self._policy.guard))
-        key = self._key(case.node_name, "state")
+    async def _commit(self, condition: Condition, known: Known, taken: GuardedAction) -> bool:
+        """Count the action and begin its cooldown, if nobody has touched the node's record since we read it."""
+        after = msgspec.json.encode(storm_guard.commit(known.node, taken, self._policy.guard))
+        key = self._key(condition.node_name, "state")
         try:
             if known.node_revision:
                 await self._store.update(key, after, known.node_revision)
@@ -357,19 +372,19 @@ class GuardedActions:
             return False
         return True
 
-    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
-        self._world.note(case, f"guard.{outcome.value}", f"{IN_WORDS[deed.action]}: {said}")
-        what = f"{IN_WORDS[deed.action]} on {case.node_name} ({case.worker}): {deed.reason}"
+    async def _finish(self, condition: Condition, taken: GuardedAction, outcome: Outcome, said: str) -> None:
+        self._world.note(condition, f"guard.{outcome.value}", f"{DESCRIPTIONS[taken.action]}: {said}")
+        what = f"{DESCRIPTIONS[taken.action]} on {condition.node_name} ({condition.worker}): {taken.reason}"
         if outcome is Outcome.FAILED:
             # At once, before anything else can go wrong.
-            await self.page(case.node_name, f"failed.{deed.id}", f"FAILED: {what}. {said}", urgent=True)
-        await self._settle(case.node_name, deed.id, outcome)
+            await self.page(condition.node_name, f"failed.{taken.id}", f"FAILED: {what}. {said}", urgent=True)
+        await self._settle(condition.node_name, taken.id, outcome)
         if outcome is Outcome.DONE:
-            await self.page(case.node_name, f"done.{deed.id}", f"{what}. {said}", urgent=False)
+            await self.page(condition.node_name, f"done.{taken.id}", f"{what}. {said}", urgent=False)
 
-    async def _settle(self, node_name: str, deed_id: str, outcome: Outcome) -> None:
+    async def _settle(self, node_name: str, action_id: str, outcome: Outcome) -> None:
         await self._change(
-            node_name, lambda node: storm_guard.settle(node, deed_id, outcome, self._policy.guard)
+            node_name, lambda node: storm_guard.settle(node, action_id, outcome, self._policy.guard)
         )
 
     async def _change(self, node_name: str, edit: Callable[[NodeGuard], NodeGuard]) -> NodeGuard:
@@ -389,20 +404,20 @@ class GuardedActions:
             return after
         raise StoreUnavailable(f"cannot change the guard's record of {node_name}: others do all the time")
 
-    def _note(self, case: Case, code: str, detail: str) -> None:
+    def _note(self, condition: Condition, code: str, detail: str) -> None:
         """Note what has changed since the last look: the numbers in a reason change with every one."""
-        key = (case.node_name, case.verdict)
-        if code == Do.NOTHING.value:
+        key = (condition.node_name, condition.verdict)
+        if code == DecisionKind.NOTHING.value:
             self._noted.pop(key, None)
         elif self._noted.get(key) != code:
             self._noted[key] = code
-            self._world.note(case, f"guard.{code}", detail)
+            self._world.note(condition, f"guard.{code}", detail)
 
     def _now(self) -> float:
         return self._world.now()
 
-    def _anchor_key(self, case: Case) -> str:
-        return self._key(case.node_name, f"{_token(self._job)}.anchor.{case.verdict.value}")
+    def _anchor_key(self, condition: Condition) -> str:
+        return self._key(condition.node_name, f"{_token(self._job)}.anchor.{condition.verdict.value}")
 
     def _key(self, node_name: str, rest: str) -> str:
         return f"{PREFIX}.{_token(node_name)}.{rest}"

@@ -68,9 +68,9 @@ class NodeAdmin:
             raise ValueError("this job has no isolation driver (--aegis-isolation)")
         rows = []
         for node in asked.nodes:
-            seen = await self._edit(node, lambda found: node_records.tainted(found, taint))
+            seen = await self._edit(node, lambda found: node_records.with_taint(found, taint))
             self._changed(node, seen)
-            rows.append(node_records.row(seen.record, self._now()))
+            rows.append(node_records.as_row(seen.record, self._now()))
             if asked.isolate and self._isolations is not None:
                 self._isolations.ask(node, taint.reason)
         return rows
@@ -79,9 +79,9 @@ class NodeAdmin:
         asked = _convert(args, UntaintCall)
         rows = []
         for node in asked.nodes:
-            seen = await self._edit(node, node_records.untainted)
+            seen = await self._edit(node, node_records.without_taints)
             self._changed(node, seen, lifted=True)
-            rows.append(node_records.row(seen.record, self._now()))
+            rows.append(node_records.as_row(seen.record, self._now()))
         return rows
 
     async def _nodes(self, args: dict[str, Any]) -> Any:
@@ -92,7 +92,7 @@ class NodeAdmin:
         now = self._now()
         return {
             "where": self._scope.where,
-            "nodes": [node_records.row(each, now) for each in records.values()],
+            "nodes": [node_records.as_row(each, now) for each in records.values()],
         }
 
     async def _edit(self, node: str, edit: Edit) -> Seen:

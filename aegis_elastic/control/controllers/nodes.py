@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from aegis_elastic.control.controllers.contract import Controllers, Decided, end_all
+from aegis_elastic.control.controllers.contract import Applied, Controllers
 from aegis_elastic.control.controllers.node_admin import NodeAdmin
 from aegis_elastic.control.host.cluster import (
     ClusterScope,
@@ -28,6 +28,7 @@ from aegis_elastic.control.host.cluster import (
     record_of,
 )
 from aegis_elastic.control.host.config import NodesConfig
+from aegis_elastic.control.host.tasks import end_all
 from aegis_elastic.control.isolation import drivers
 from aegis_elastic.control.isolation.isolations import Isolations, Objection, Page, log_page
 from aegis_elastic.core.events import Event, Noted, RecordErrorNode, Taint, Untaint
@@ -110,17 +111,17 @@ class NodeController:
 
     # ------------------------------------------------------------ as a desk
 
-    def heard(self, message: Message, now_s: float) -> None:
-        """See `Controller.heard`: nothing of this is said in reports."""
+    def on_report(self, report: Message, now_s: float) -> None:
+        """See `Controller.on_report`: nothing of this is said in reports."""
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """See `Controller.followed`."""
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
+        """See `Controller.on_transitions`."""
         begins = self._status is None
         self._status = status
-        for event, made in done:
-            for effect in made.effects:
+        for event, transition in transitions:
+            for effect in transition.effects:
                 if isinstance(effect, RecordErrorNode):
-                    self._condemned(effect.node_name, made.status)
+                    self._condemned(effect.node_name, transition.status)
             if isinstance(event, Noted) and event.node_name and event.code.startswith(ANOMALIES):
                 self._note(event)
         if begins:
@@ -131,8 +132,8 @@ class NodeController:
         """See `Controller.due_s`: when the next taint runs out."""
         return time.monotonic() + self._due - self._now() if math.isfinite(self._due) else math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
-        """See `Controller.turn`."""
+    def events_due(self, now_s: float) -> Sequence[Event]:
+        """See `Controller.events_due`."""
         self._set_due()
         ran_out = [node for node, record in self._records.items() if record.taints]
         for node in ran_out:
@@ -155,7 +156,7 @@ class NodeController:
 
     # ------------------------------------------------------------ at the door
 
-    async def before_join(self, node_name: str) -> float:
+    async def check_admission(self, node_name: str) -> float:
         """See `AdmissionCheck`: have `step` know what this node's record says now; returns its score."""
         try:
             patience_s = max(self._began_s + LOAD_PATIENCE_S - time.monotonic(), 0.0)
@@ -207,7 +208,7 @@ class NodeController:
             taint = self._taint_of(found)
             record = _of(records, found.node_name).record
             ours = found.job == self._status.spec.job_name
-            if ours and found.kind != MANUAL and not node_records.knows(record, taint):
+            if ours and found.kind != MANUAL and not node_records.had_taint(record, taint):
                 self._enter(found.node_name, taint)
         self._told.update(node.node_name for node in self._status.error_nodes)
         for name in {*records, *self._told}:
@@ -259,7 +260,7 @@ class NodeController:
     def _believed(self, node: str) -> NodeRecord:
         record = self._records.get(node) or NodeRecord(node)
         unwritten = self._unwritten.get(node)
-        return node_records.tainted(record, unwritten) if unwritten else record
+        return node_records.with_taint(record, unwritten) if unwritten else record
 
     def _event(self, node: str) -> Event:
         verdict = node_records.judge(self._believed(node), self._now())
@@ -294,8 +295,8 @@ class NodeController:
 
         def entered(record: NodeRecord) -> NodeRecord:
             # Once, by whichever master: if it was lifted since, an operator knew better.
-            lifted = self._unwritten.get(node) != taint or node_records.knows(record, taint)
-            return record if lifted else node_records.tainted(record, taint)
+            lifted = self._unwritten.get(node) != taint or node_records.had_taint(record, taint)
+            return record if lifted else node_records.with_taint(record, taint)
 
         self._writes.put_nowait((node, entered))
 
@@ -303,8 +304,10 @@ class NodeController:
         kind = ANOMALY if event.code.startswith(OF_THE_MACHINE) else NOTICE
         incident = Incident(node_records.clip(event.code), kind, min(event.time, self._now()), self._source)
         known = self._records.get(event.node_name) or NodeRecord(event.node_name)
-        if node_records.happened(known, incident) is not known and self._writes.qsize() < NOTES_MAX:
-            self._writes.put_nowait((event.node_name, lambda record: node_records.happened(record, incident)))
+        if node_records.with_incident(known, incident) is not known and self._writes.qsize() < NOTES_MAX:
+            self._writes.put_nowait(
+                (event.node_name, lambda record: node_records.with_incident(record, incident))
+            )
 
     async def _write(self) -> None:
         """Write what is to be written, one after the other, for as long as it takes."""
@@ -330,7 +333,7 @@ class NodeController:
                 retry_s = min(2 * retry_s, RETRY_S_MAX)
         self._back_in_sight()
         unwritten = self._unwritten.get(node)
-        if unwritten is not None and node_records.knows(seen.record, unwritten):
+        if unwritten is not None and node_records.had_taint(seen.record, unwritten):
             del self._unwritten[node]
         self._learn(node, seen)
 
@@ -355,7 +358,7 @@ class NodeController:
         task.add_done_callback(_say_if_broken)
 
 
-def sit_down(
+def add_to(
     controllers: Controllers,
     feed: Callable[[Event], None],
     spec: JobSpec,
@@ -389,9 +392,9 @@ def sit_down(
         )
     controller = NodeController(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
     controllers.add(controller)
-    controllers.watch_the_door(controller, controller.before_join)
+    controllers.add_admission_check(controller, controller.check_admission)
     # Not when this desk breaks: the guard keeps its records there, too.
-    controllers.at_the_end(scope.close)
+    controllers.on_close(scope.close)
     controllers.admin_handlers |= NodeAdmin(scope, controller.changed_by_hand, isolations).admin_handlers
     return scope
 

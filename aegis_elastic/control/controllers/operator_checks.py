@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.checks.contract.budgets import DEFAULT_BUDGETS_S, IMPORT_BUDGET_S, TORCH
-from aegis_elastic.control.controllers.contract import AdminHandler, Decided
+from aegis_elastic.control.controllers.contract import AdminHandler, Applied
 from aegis_elastic.core.events import Event
 from aegis_elastic.core.model import Phase, Status, Worker
 from aegis_elastic.core.protocol import operator_checks
@@ -68,27 +68,27 @@ class OperatorCheckController:
         """The operations for aegisctl."""
         return {"look": self._begin, "looked": self._progress}
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """A report: is there an answer in it?"""
-        data = message.data
+        data = report.data
         raw = data.watched.get(operator_checks.NAME) if isinstance(data, ReportData) else None
-        known = self._nodes.get(message.worker)
+        known = self._nodes.get(report.worker)
         if raw is None or known is None or not self._look:
             return
         try:
             answer = _decoder.decode(raw)
         except (msgspec.MsgspecError, RecursionError) as error:
-            logger.warning("ignored what %s says of a look: %s", message.worker, error)
+            logger.warning("ignored what %s says of a look: %s", report.worker, error)
             return
         if (
-            answer.look == self._look
+            answer.check_id == self._look
             and answer != known.answer
             and len(answer.results) <= operator_checks.RESULTS_MAX
         ):
-            self._nodes[message.worker] = msgspec.structs.replace(known, answer=answer)
+            self._nodes[report.worker] = msgspec.structs.replace(known, answer=answer)
             self._changed.set()
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """Who takes part now."""
         self._status = status
 
@@ -96,7 +96,7 @@ class OperatorCheckController:
         """It waits for no time."""
         return math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Never due."""
         return ()
 
@@ -159,8 +159,8 @@ class OperatorCheckController:
         return msgspec.to_builtins(progress)
 
     def _over(self) -> bool:
-        done = all(node.answer is not None and node.answer.done for node in self._nodes.values())
-        return done or time.monotonic() >= self._until_s
+        answered = all(node.answer is not None and node.answer.done for node in self._nodes.values())
+        return answered or time.monotonic() >= self._until_s
 
     def _word(
         self, asked: _Asked, worker: Worker, assignments: Sequence[RankAssignment], store: str

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aegis_elastic.checks.contract.environments import summarise
 from aegis_elastic.checks.contract.request import Scalar
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.core.accounts.journal import BadJournal, Line, takes_long, walk
 from aegis_elastic.core.accounts.post_mortem import PostMortem
 from aegis_elastic.core.diagnosis import evidence
@@ -39,33 +39,33 @@ class PostMortemController:
     ) -> None:
         self._feed = feed
         self._fail_fast = fail_fast
-        self._inquest = PostMortem()
+        self._post_mortem = PostMortem()
         self._status: Status | None = None
         self._environments: dict[str, Mapping[str, Scalar]] = {}
         self._recall(earlier)
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Reports say nothing here that their events don't."""
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """Gather what these decisions tell, and say what has become clear."""
-        for event, made in done:
-            before, self._status = self._status or made.status, made.status
-            concluded = self._inquest.follow(event, before, made)
-            if concluded is not None and made.status.phase not in TERMINAL:
+        for event, transition in transitions:
+            before, self._status = self._status or transition.status, transition.status
+            concluded = self._post_mortem.follow(event, before, transition)
+            if concluded is not None and transition.status.phase not in TERMINAL:
                 self._say(concluded, before)
             if isinstance(event, Finish):
                 self._note_environment(event)
-            if made.name == "error" and self._fail_fast:
+            if transition.name == "error" and self._fail_fast:
                 self._fail_if_users()
-            self._tell_versions(before, made)
+            self._tell_versions(before, transition)
         self._status = status
 
     def due_s(self) -> float:
         """It waits for no time."""
         return math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Never due."""
         return ()
 
@@ -84,7 +84,7 @@ class PostMortemController:
         self._feed(Noted(concluded.worker, worker.node_name if worker else "", code, detail, time.time()))
 
     def _fail_if_users(self) -> None:
-        why = self._inquest.users()
+        why = self._post_mortem.user_error()
         if why:
             self._feed(Quit(f"a user's error, and --aegis-fail-fast: {why}"))
 
@@ -95,9 +95,9 @@ class PostMortemController:
             if check.check_type == "env":
                 self._environments[event.worker] = check.details
 
-    def _tell_versions(self, before: Status, made: Transition) -> None:
+    def _tell_versions(self, before: Status, transition: Transition) -> None:
         """One line of the journal, if the bootcheck has found that the workers don't run the same."""
-        if before.phase is not Phase.BOOT_CHECKING or made.status.phase is not Phase.RUN_COMMAND:
+        if before.phase is not Phase.BOOT_CHECKING or transition.status.phase is not Phase.RUN_COMMAND:
             return
         line, differing = summarise(self._environments)
         if differing:
@@ -112,6 +112,6 @@ class PostMortemController:
                 return
             for walked in walk(lines):
                 if walked.before is not None:
-                    self._inquest.follow(walked.line.event, walked.before, walked.made)
+                    self._post_mortem.follow(walked.line.event, walked.before, walked.made)
         except BadJournal as error:
             logger.warning("what failed before is not known: %s", error)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.core.detection import progress, straggler
-from aegis_elastic.core.detection.hang import UNTOLD_S, Hang, Seen, judge
+from aegis_elastic.core.detection.hang import NO_STEPS_S, Hang, ObservedRank, judge
 from aegis_elastic.core.detection.progress import Facts, RankFacts
-from aegis_elastic.core.detection.straggler import Slow, Watch
+from aegis_elastic.core.detection.straggler import Slow, WindowHistory
 from aegis_elastic.core.events import Event, Mark, Noted, Progress, Saved, Started, Unmark
 from aegis_elastic.core.model import Phase, Status, Verdict, Worker
 from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData
@@ -57,13 +57,13 @@ class ProgressController:
         feed: Callable[[Event], None],
         *,
         floor_s: float = progress.FLOOR_S,
-        untold_s: float = UNTOLD_S,
+        no_steps_s: float = NO_STEPS_S,
         silent_s: float = 30.0,
         moved: Callable[[float], None] = lambda now_s: None,
     ) -> None:
         self._feed = feed
         self._floor_s = floor_s
-        self._untold_s = untold_s
+        self._no_steps_s = no_steps_s
         self._silent_s = silent_s
         self._tell_moved = moved
         self._status: Status | None = None
@@ -79,28 +79,28 @@ class ProgressController:
         # what stands in the record because of us
         self._hang: tuple[str, Verdict] | None = None
         self._unreachable: set[str] = set()
-        self._watch = Watch()
+        self._watch = WindowHistory()
         self._slow_marks: set[str] = set()
         self._judged: dict[int, int] = {}
         self._noted: set[tuple[int, str]] = set()
 
     # ------------------------------------------------------------ what the master tells
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Note what an agent tells of its ranks."""
-        data, status, worker = message.data, self._status, message.worker
+        data, status, worker = report.data, self._status, report.worker
         if not isinstance(data, ReportData) or status is None:
             return
         self._heard[worker] = now_s
         raw = data.watched.get(NAME)
-        if raw is not None and message.incarnation == status.incarnation:
+        if raw is not None and report.incarnation == status.incarnation:
             try:
                 self._take(worker, progress.decode(raw), now_s)
             except msgspec.MsgspecError as error:
                 if worker not in self._malformed:
                     self._malformed.add(worker)
                     logger.warning("ignored what %s tells of its ranks' progress: %s", worker, error)
-        if message.type is MessageType.ERROR and self._step > status.highest_step:
+        if report.type is MessageType.ERROR and self._step > status.highest_step:
             # whether training has come further than at the last failure decides what is done about this one
             self._feed(Progress(self._step))
 
@@ -128,7 +128,7 @@ class ProgressController:
             self._saves[worker] = saved.calls
             self._feed(Saved(saved.step, saved.path, "called", saved.time))
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """A new incarnation begins with nothing known; marks of hangs end with the old one."""
         before, self._status = self._status, status
         now_s = time.monotonic()
@@ -140,12 +140,12 @@ class ProgressController:
                     self._unreachable.add(mark.node_name)
                 else:
                     self._slow_marks.add(mark.node_name)
-            self._watch = Watch(marked=frozenset(self._slow_marks))
+            self._watch = WindowHistory(marked=frozenset(self._slow_marks))
         if before is None or before.incarnation != status.incarnation:
             self._told.clear()
             self._judged.clear()
             self._saves.clear()
-            self._watch = Watch(marked=self._watch.marked)
+            self._watch = WindowHistory(marked=self._watch.marked)
             self._step = -1
             self._began_s = min(self._began_s, now_s)
             for worker in status.workers:
@@ -160,7 +160,7 @@ class ProgressController:
         running = self._status is not None and self._status.phase is Phase.RUN_COMMAND
         return self._next_s if running else math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Look at everything that was told."""
         self._next_s = now_s + TURN_S
         status = self._status
@@ -174,7 +174,7 @@ class ProgressController:
         fresh = all(worker.finished or now_s - each.heard_s <= FRESH_S for worker, each in told)
         if len(told) == len(status.workers) and fresh:
             ranks = [
-                Seen(rank, worker.name, worker.node_name)
+                ObservedRank(rank, worker.name, worker.node_name)
                 for worker, each in told
                 for rank in _ranks(worker, each)
             ]
@@ -187,8 +187,8 @@ class ProgressController:
 
     # ------------------------------------------------------------ verdicts
 
-    def _judge_hang(self, ranks: list[Seen]) -> Iterator[Event]:
-        judgement = judge(ranks, self._floor_s, self._untold_s)
+    def _judge_hang(self, ranks: list[ObservedRank]) -> Iterator[Event]:
+        judgement = judge(ranks, self._floor_s, self._no_steps_s)
         hang, marked = judgement.hang, self._hang
         if hang is not None and marked is not None and not hang.sure:
             return
@@ -213,7 +213,7 @@ class ProgressController:
                 self._unreachable.discard(worker.node_name)
                 yield Unmark(worker.node_name, Verdict.UNREACHABLE, f"{worker.name} can be heard again")
 
-    def _judge_pace(self, ranks: list[Seen], now_s: float) -> Iterator[Event]:
+    def _judge_pace(self, ranks: list[ObservedRank], now_s: float) -> Iterator[Event]:
         own = progress.own_of(seen.facts for seen in ranks)
         if len(own) < len(ranks) or any(self._judged.get(rank) == each.serial for rank, each in own.items()):
             return  # a window counts once, and for all of them
@@ -225,14 +225,14 @@ class ProgressController:
             worst[node_of[rank].node_name] = found
         nodes = frozenset(seen.node_name for seen in ranks)
         certainty = {node: found.certainty for node, found in worst.items()}
-        self._watch = straggler.follow(self._watch, certainty, nodes)
+        self._watch = straggler.update(self._watch, certainty, nodes)
         for node in sorted(self._watch.marked & worst.keys() - self._slow_marks):
             yield from self._call_slow(node_of[worst[node].rank], worst[node], now_s)
         for node in sorted(self._slow_marks & nodes - self._watch.marked):
             self._slow_marks.discard(node)
             yield Unmark(node, Verdict.SLOW, "it keeps up with its peers again")
 
-    def _call_slow(self, seen: Seen, slow: Slow, now_s: float) -> Iterator[Event]:
+    def _call_slow(self, seen: ObservedRank, slow: Slow, now_s: float) -> Iterator[Event]:
         windows = self._watch.bad[seen.node_name]
         text = f"{slow.describe()}; {windows} windows in a row"
         if straggler.pays(slow.share, now_s - self._began_s):

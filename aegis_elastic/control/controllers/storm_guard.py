@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from aegis_elastic.control.controllers import nodes
-from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.contract import Applied, Controllers
 from aegis_elastic.control.controllers.correlated_failures import CorrelatedFailureController
 from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.control.host.config import PlaneConfig
@@ -30,7 +30,7 @@ from aegis_elastic.core.machine.change import feasible
 from aegis_elastic.core.model import RECOVERING, TERMINAL, JobSpec, NodeMark, Phase, Status, Verdict
 from aegis_elastic.core.policy import storm_guard, verdicts
 from aegis_elastic.core.policy.settings import Policy
-from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, NodeGuard, Outcome
+from aegis_elastic.core.policy.storm_guard import Action, Condition, GuardedAction, NodeGuard, Outcome
 from aegis_elastic.core.protocol.messages import Message
 from aegis_elastic.observe.paging import Pager
 from aegis_elastic.store.contract import Store, StoreError
@@ -77,8 +77,8 @@ class StormGuardController:
         # Actions to be counted that the store has not been told of: (node, action, id).
         self._to_count: list[tuple[str, Action, str]] = []
         self._to_page: list[tuple[str, str, str, bool]] = []
-        self._cases: dict[tuple[str, Verdict], Case] = {}
-        self._deeds: dict[str, Deed] = {}
+        self._conditions: dict[tuple[str, Verdict], Condition] = {}
+        self._unsettled_actions: dict[str, GuardedAction] = {}
         # What is recorded of the nodes that have seats, as of this incarnation.
         self._records: dict[str, NodeGuard] = {}
         self._records_in = -1
@@ -91,17 +91,17 @@ class StormGuardController:
 
     # ------------------------------------------------------------ as a desk
 
-    def heard(self, message: Message, now_s: float) -> None:
-        """See `Controller.heard`: what the guard acts on is in the status."""
+    def on_report(self, report: Message, now_s: float) -> None:
+        """See `Controller.on_report`: what the guard acts on is in the status."""
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """See `Controller.followed`."""
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
+        """See `Controller.on_transitions`."""
         if self._status is None:
             self._begin("look", self._look_again_and_again())
-        for event, made in done:
-            self._count(made.status, event, made.name, made.effects)
+        for event, transition in transitions:
+            self._count(transition.status, event, transition.name, transition.effects)
             if isinstance(event, Noted) and verdicts.pages(event.code):
-                what = f"{self._job}.{event.code}.{event.worker}.{made.status.incarnation}"
+                what = f"{self._job}.{event.code}.{event.worker}.{transition.status.incarnation}"
                 text = f"{event.worker or event.node_name or 'the job'}: {event.detail}"
                 self._to_page.append((event.node_name, what, text, False))
             if isinstance(event, Noted) and event.node_name and not event.code.startswith("guard."):
@@ -109,7 +109,7 @@ class StormGuardController:
                 notes.append(f"{event.code}: {event.detail}")
         self._status = status
         for pending in [*self._pending.values()]:
-            pending.follow(status, done)
+            pending.follow(status, transitions)
         if status.phase not in RECOVERING or status.held or status.suspended:
             self._recovering_since = None
         elif self._recovering_since is None:
@@ -122,8 +122,8 @@ class StormGuardController:
             raise self._broken
         return math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
-        """See `Controller.turn`."""
+    def events_due(self, now_s: float) -> Sequence[Event]:
+        """See `Controller.events_due`."""
         return ()
 
     async def close(self) -> None:
@@ -147,7 +147,8 @@ class StormGuardController:
     async def _look_again_and_again(self) -> None:
         # `wait_for` of Python before 3.12 may swallow a cancellation that comes with what it waits for.
         while not self._closed:
-            busy = bool(self._marks() or self._cases or self._deeds or self._to_count or self._to_page)
+            pending = self._conditions or self._unsettled_actions or self._to_count or self._to_page
+            busy = bool(self._marks() or pending)
             look_s = self._policy.guard.look_s if busy or self._recovering_since is not None else None
             if self._record_store is None:
                 look_s = self._policy.guard.look_s
@@ -182,32 +183,32 @@ class StormGuardController:
         for mark in self._marks():
             known, _ = await keeper.node(mark.node_name)
             action = storm_guard.remedy(mark.verdict, known, self._can_leave(mark.node_name), self.now())
-            case = Case(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
-            self._cases[mark.node_name, mark.verdict] = case
-        for deed in self._deeds.values():
-            self._cases.setdefault((deed.node_name, Verdict(deed.verdict)), _case_of(deed))
-        for node_name in {case.node_name for case in self._cases.values()}:
+            condition = Condition(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
+            self._conditions[mark.node_name, mark.verdict] = condition
+        for taken in self._unsettled_actions.values():
+            self._conditions.setdefault((taken.node_name, Verdict(taken.verdict)), _condition_of(taken))
+        for node_name in {condition.node_name for condition in self._conditions.values()}:
             self._begin(f"case {node_name}", self._consider(keeper, node_name))
 
     async def _consider(self, keeper: GuardedActions, node_name: str) -> None:
         """Everything about one node, one after the other."""
         try:
-            for key, case in [*self._cases.items()]:
-                if case.node_name != node_name:
+            for key, condition in [*self._conditions.items()]:
+                if condition.node_name != node_name:
                     continue
-                await keeper.follow_up(case)
+                await keeper.follow_up(condition)
                 if self._status is None or self._status.phase in RECOVERING:
                     continue  # there is nothing to judge a node by, and nothing to be done to it
-                await keeper.look(case)
+                await keeper.look(condition)
                 if not any((mark.node_name, mark.verdict) == key for mark in self._marks()):
                     # It has gone, and what was noted of it is cleared away.
-                    self._cases.pop(key, None)
-            await self._learn_deeds(keeper)
+                    self._conditions.pop(key, None)
+            await self._learn_unsettled(keeper)
         except StoreError as error:
             self._lost_sight(error)
 
-    async def _learn_deeds(self, keeper: GuardedActions) -> None:
-        self._deeds = {deed.id: deed for deed in await keeper.unsettled()}
+    async def _learn_unsettled(self, keeper: GuardedActions) -> None:
+        self._unsettled_actions = {taken.id: taken for taken in await keeper.unsettled()}
 
     async def _learn_records(self, keeper: GuardedActions) -> None:
         """Know beforehand whose breaker is open: when training fails there is no time to ask."""
@@ -239,7 +240,7 @@ class StormGuardController:
         if self._record_store is None:
             keeper = GuardedActions(await self._open(), self._job, self._name, self._policy, self)
             await keeper.forget()
-            await self._learn_deeds(keeper)
+            await self._learn_unsettled(keeper)
             self._record_store = keeper
         return self._record_store
 
@@ -283,7 +284,7 @@ class StormGuardController:
                         self._prefer_a_spare(worker, node)
 
     def _prefer_a_spare(self, worker: str, node: str) -> None:
-        why = storm_guard.spent(self._records.get(node, NodeGuard()), self.now(), self._policy.guard)
+        why = storm_guard.breaker_open(self._records.get(node, NodeGuard()), self.now(), self._policy.guard)
         if why and self._policy.mode == "observe":
             self._feed(Noted(worker, node, "guard.would_act", f"a spare instead: {why}", self._wall()))
         elif why:
@@ -299,14 +300,14 @@ class StormGuardController:
         """See `World.now`."""
         return self._wall()
 
-    async def look(self, case: Case) -> tuple[bool, bool]:
+    async def look(self, condition: Condition) -> tuple[bool, bool]:
         """See `World.look`: the marks are the shared record. One hang after another is still a hang."""
         status = self._status
-        kinds = _HUNG if case.verdict in _HUNG else (case.verdict,)
-        marks = [m for m in self._marks() if m.node_name == case.node_name and m.verdict in kinds]
+        kinds = _HUNG if condition.verdict in _HUNG else (condition.verdict,)
+        marks = [m for m in self._marks() if m.node_name == condition.node_name and m.verdict in kinds]
         fresh = status is not None and 0 <= self._wall() - status.saved_at <= BOUNDARY_FRESH_S
         # Whoever still recovers from the hang that was acted on hasn't recovered.
-        stuck = status is not None and status.phase in RECOVERING and case.verdict in _HUNG
+        stuck = status is not None and status.phase in RECOVERING and condition.verdict in _HUNG
         boundary = fresh and any(mark.safe and self._is_due(mark, status) for mark in marks)
         return bool(marks) or stuck, boundary
 
@@ -318,20 +319,20 @@ class StormGuardController:
         due_at = mark.time + rules.persistence_s + rules.observations * rules.look_s
         return status is not None and status.saved_at >= due_at
 
-    async def collect(self, case: Case) -> str:
+    async def collect(self, condition: Condition) -> str:
         """See `World.collect`."""
-        return "\n".join(self._seen.get(case.node_name, ()))
+        return "\n".join(self._seen.get(condition.node_name, ()))
 
-    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
+    async def act(self, condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
         """See `World.act`: an event of `step`, and then what the job makes of it."""
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND:
             return Outcome.WITHDRAWN, "training doesn't run"
-        event: Event = Evict(case.node_name, deed.reason)
-        if deed.action is Action.RESTART_HUNG:
-            event = Act(case.worker, case.verdict.value, deed.reason)
-        pending = _Pending(event, case.worker, status.incarnation)
-        self._pending[deed.id] = pending
+        event: Event = Evict(condition.node_name, taken.reason)
+        if taken.action is Action.RESTART_HUNG:
+            event = Act(condition.worker, condition.verdict.value, taken.reason)
+        pending = _Pending(event, condition.worker, status.incarnation)
+        self._pending[taken.id] = pending
         try:
             self._feed(event)
             return await asyncio.wait_for(pending.outcome, self._policy.guard.act_timeout_s)
@@ -341,16 +342,16 @@ class StormGuardController:
                 f"training does not run again after {self._policy.guard.act_timeout_s:.0f} s",
             )
         finally:
-            del self._pending[deed.id]
+            del self._pending[taken.id]
 
     async def page(self, key: str, text: str, *, urgent: bool) -> None:
         """See `World.page`."""
         self._feed(Noted("", key.partition(".")[0], "guard.page", text, self._wall()))
         await self._pager.send(key, text, urgent=urgent)
 
-    def note(self, case: Case, code: str, detail: str) -> None:
+    def note(self, condition: Condition, code: str, detail: str) -> None:
         """See `World.note`."""
-        self._feed(Noted(case.worker, case.node_name, code, detail, self._wall()))
+        self._feed(Noted(condition.worker, condition.node_name, code, detail, self._wall()))
 
 
 class _Pending:
@@ -363,15 +364,15 @@ class _Pending:
         self._incarnation = incarnation
         self._taken = False
 
-    def follow(self, status: Status, done: Sequence[Decided]) -> None:
+    def follow(self, status: Status, transitions: Sequence[Applied]) -> None:
         """These decisions were made; the event may be among them."""
         if self.outcome.done():
             return
-        for event, made in done:
+        for event, transition in transitions:
             if event is self.event:
-                self._taken = made.name in ("failed", "may_evict")
+                self._taken = transition.name in ("failed", "may_evict")
                 if not self._taken:
-                    self.outcome.set_result((Outcome.WITHDRAWN, made.reason))
+                    self.outcome.set_result((Outcome.WITHDRAWN, transition.reason))
                     return
         if not self._taken:
             return
@@ -386,7 +387,7 @@ class _Pending:
             self.outcome.set_result((Outcome.DONE, "the job has succeeded"))
 
 
-def sit_down(
+def add_to(
     controllers: Controllers,
     feed: Callable[[Event], None],
     spec: JobSpec,
@@ -409,13 +410,19 @@ def sit_down(
     )
     controllers.add(controller)
     # Not when the guard breaks: others call humans by it, too.
-    controllers.at_the_end(pager.close)
+    controllers.on_close(pager.close)
     controllers.add(CorrelatedFailureController(feed, config.policy, pager.send_soon, config.check_paths))
-    scope = nodes.sit_down(
+    scope = nodes.add_to(
         controllers, feed, spec, config.nodes, store,
         fresh=fresh, page=pager.send_soon, objection=controller.objection,
     )  # fmt: skip
 
 
-def _case_of(deed: Deed) -> Case:
-    return Case(deed.node_name, deed.worker, Verdict(deed.verdict), deed.action, deed.reason)
+def _condition_of(taken: GuardedAction) -> Condition:
+    return Condition(
+        taken.node_name,
+        taken.worker,
+        Verdict(taken.verdict),
+        taken.action,
+        taken.reason,
+    )

@@ -16,9 +16,18 @@ from aegis_elastic.core.machine.change import feasible
 from aegis_elastic.core.machine.node_facts import BOUNDARY_S
 from aegis_elastic.core.model import TERMINAL, NodeMark, Phase, Status, Verdict
 from aegis_elastic.core.policy import correlation, storm_guard
-from aegis_elastic.core.policy.correlation import Round
+from aegis_elastic.core.policy.correlation import WorkerFindings
 from aegis_elastic.core.policy.settings import Policy
-from aegis_elastic.core.policy.storm_guard import Action, Anchor, Case, Deed, Do, NodeGuard, Outcome, Seen
+from aegis_elastic.core.policy.storm_guard import (
+    Action,
+    Anchor,
+    Condition,
+    DecisionKind,
+    GuardedAction,
+    NodeGuard,
+    Observation,
+    Outcome,
+)
 
 # A mark is looked at so often at most in one stretch: a day of five seconds each.
 LOOKS_MAX = 20_000
@@ -70,7 +79,7 @@ class _PolicyReplay:
         self._guard = policy.guard
         self._nodes: dict[str, NodeGuard] = {}
         self._stretches: dict[tuple[str, Verdict], _Stretch] = {}
-        self._rounds: dict[str, Round] = {}
+        self._rounds: dict[str, WorkerFindings] = {}
         self._seq_num = -1
         self._held = False
 
@@ -108,25 +117,25 @@ class _PolicyReplay:
         mark, node = stretch.mark, self._nodes.get(stretch.mark.node_name, NodeGuard())
         stretch.looks += 1
         action = storm_guard.remedy(mark.verdict, node, feasible(status, mark.node_name), now)
-        case = Case(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
+        condition = Condition(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
         boundary = mark.safe and 0 <= now - status.saved_at <= BOUNDARY_S
         if stretch.anchor is not None:
             stretch.anchor = Anchor(stretch.anchor.since, "", "", now)
         decision = storm_guard.consider(
-            case, Seen(True, boundary, stretch.looks), stretch.anchor, node, now, self._guard
+            condition, Observation(True, boundary, stretch.looks), stretch.anchor, node, now, self._guard
         )
         stretch.why = decision.reason
-        if decision.do is Do.ANCHOR:
+        if decision.kind is DecisionKind.ANCHOR:
             stretch.anchor = Anchor(now, "", "", now)
-        elif decision.do is Do.CLEAR:
+        elif decision.kind is DecisionKind.CLEAR:
             stretch.anchor = None
-        elif decision.do is Do.ACT and action is Action.ASK_HUMAN:
+        elif decision.kind is DecisionKind.ACT and action is Action.ASK_HUMAN:
             stretch.why = f"for a human: {decision.reason}"
-        elif decision.do is Do.ACT and self._policy.mode == "observe":
+        elif decision.kind is DecisionKind.ACT and self._policy.mode == "observe":
             stretch.why = f"only observed: {decision.reason}"
-        elif decision.do is Do.ACT:
+        elif decision.kind is DecisionKind.ACT:
             stretch.would_at = now
-            self._nodes[mark.node_name] = _done(node, case, now, self._policy)
+            self._nodes[mark.node_name] = _done(node, condition, now, self._policy)
 
     def _acted(self, event: Act | Evict, before: Status | None, t: float) -> None:
         node_name = event.node_name if isinstance(event, Evict) else ""
@@ -141,8 +150,8 @@ class _PolicyReplay:
         for worker in before.workers:
             if worker.failed or worker.restarted:
                 node = self._nodes.get(worker.node_name, NodeGuard())
-                entry = storm_guard.Counted(f"exit {seq}", Action.LEVEL_1, t)
-                self._nodes[worker.node_name] = storm_guard.done_by_others(node, entry, self._guard)
+                entry = storm_guard.CountedAction(f"exit {seq}", Action.LEVEL_1, t)
+                self._nodes[worker.node_name] = storm_guard.with_external_action(node, entry, self._guard)
 
     def _brake(self, walked: Walked) -> Iterator[ReplayedAction]:
         event, before, t = walked.line.event, walked.before, walked.line.t
@@ -153,7 +162,7 @@ class _PolicyReplay:
                 self._seq_num, self._rounds = event.seq_num, {}
             worker = before.worker(event.worker)
             if worker is not None:
-                self._rounds[event.worker] = Round(worker.node_name, t, event.findings)
+                self._rounds[event.worker] = WorkerFindings(worker.node_name, t, event.findings)
             return
         workers = [worker.name for worker in before.workers]
         if self._rounds and all(name in self._rounds for name in workers):
@@ -174,19 +183,19 @@ def replay_policy(walked: Iterable[Walked], policy: Policy) -> list[ReplayedActi
     return [*told, *hindsight.end()]
 
 
-def _done(node: NodeGuard, case: Case, now: float, policy: Policy) -> NodeGuard:
-    deed = Deed(
-        id=f"{case.node_name} {now}",
-        action=case.action,
-        verdict=case.verdict.value,
+def _done(node: NodeGuard, condition: Condition, now: float, policy: Policy) -> NodeGuard:
+    taken = GuardedAction(
+        id=f"{condition.node_name} {now}",
+        action=condition.action,
+        verdict=condition.verdict.value,
         reason="",
         job="",
-        node_name=case.node_name,
-        worker=case.worker,
+        node_name=condition.node_name,
+        worker=condition.worker,
         by="",
         token=0,
         at=now,
         outcome=Outcome.DONE,
         followed_up=True,
     )
-    return storm_guard.commit(node, deed, policy.guard)
+    return storm_guard.commit(node, taken, policy.guard)

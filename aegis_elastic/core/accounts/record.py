@@ -30,7 +30,7 @@ import msgspec
 
 from aegis_elastic.core.model import Phase, Status, Worker
 
-INLINE_SEATS_MAX = 512
+INLINE_WORKERS_MAX = 512
 # No JSON begins with this letter, and names and addresses shrink to a sixth of their size.
 _PACKED = b"z"
 _PLAIN_BYTES_MAX = 32 * 1024
@@ -50,16 +50,16 @@ class Records(NamedTuple):
 
     job: bytes
     workers: dict[str, bytes]
-    members: bytes
-    seats_id: str
+    worker_order: bytes
+    worker_order_id: str
 
 
 class _JobRecord(msgspec.Struct, frozen=True, rename="camel"):
     status: dict[str, Any]
     typical_timestamp: float
     exceptions: tuple[dict[str, Any], ...]
-    members: tuple[str, ...] = msgspec.field(name="seats", default=())
-    seats_id: str = ""
+    worker_order: tuple[str, ...] = msgspec.field(name="seats", default=())
+    worker_order_id: str = msgspec.field(name="seatsId", default="")
 
 
 class _WorkerRecord(msgspec.Struct, frozen=True, rename="camel"):
@@ -73,7 +73,7 @@ class _WorkerRecord(msgspec.Struct, frozen=True, rename="camel"):
 _encode = msgspec.json.Encoder().encode
 _job_decoder = msgspec.json.Decoder(_JobRecord)
 _worker_decoder = msgspec.json.Decoder(_WorkerRecord)
-_seats_decoder = msgspec.json.Decoder(tuple[str, ...])
+_worker_order_decoder = msgspec.json.Decoder(tuple[str, ...])
 
 
 def split(status: Status, before: Status | None = None) -> Records:
@@ -92,8 +92,8 @@ def split(status: Status, before: Status | None = None) -> Records:
         ):
             exceptions.append(_exception(worker, typical))
     names = tuple(worker.name for worker in status.workers)
-    apart = len(names) > INLINE_SEATS_MAX
-    members = _encode(names) if apart else b""
+    apart = len(names) > INLINE_WORKERS_MAX
+    worker_order = _encode(names) if apart else b""
     record = _JobRecord(
         status={
             wire: getattr(status, field)
@@ -102,26 +102,26 @@ def split(status: Status, before: Status | None = None) -> Records:
         },
         typical_timestamp=timestamp,
         exceptions=tuple(exceptions),
-        members=() if apart else names,
-        seats_id=hashlib.sha256(members).hexdigest()[:16] if apart else "",
+        worker_order=() if apart else names,
+        worker_order_id=hashlib.sha256(worker_order).hexdigest()[:16] if apart else "",
     )
     job = _encode(record)
     if len(job) > _PLAIN_BYTES_MAX:
         job = _PACKED + zlib.compress(job, 1)
-    return Records(job, _workers(status, before), members, record.seats_id)
+    return Records(job, _workers(status, before), worker_order, record.worker_order_id)
 
 
-def seats_id(job: bytes) -> str:
+def worker_order_id(job: bytes) -> str:
     """Which seats record belongs to this job record; "" if it has the list inside. Raises BadRecord."""
-    return _job(job).seats_id
+    return _job(job).worker_order_id
 
 
-def join(job: bytes, records: Mapping[str, bytes], members: bytes = b"") -> Status:
+def join(job: bytes, records: Mapping[str, bytes], worker_order: bytes = b"") -> Status:
     """The status that these records hold. Raises BadRecord if one is missing or makes no sense."""
     record = _job(job)
     exceptions = {str(entry.get("name")): entry for entry in record.exceptions}
     try:
-        names = _seats_decoder.decode(members) if record.seats_id else record.members
+        names = _worker_order_decoder.decode(worker_order) if record.worker_order_id else record.worker_order
         phase, count = Phase(record.status["phase"]), int(record.status["recoverCount"])
         typical = {
             _WIRE[field]: value for field, value in _typical(phase, count, record.typical_timestamp).items()

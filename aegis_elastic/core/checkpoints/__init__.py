@@ -65,7 +65,7 @@ def _is_within(path: str, places: Iterable[str]) -> bool:
     return any(path == place or path.startswith(f"{place}/") or place == "" for place in places)
 
 
-class Memory:
+class SeenCheckpoints:
     """Which of the complete checkpoints are new: each is told once, and what was there before never.
 
     `floor_ns`: the newest time of anything that was there when the ranks were started. A part that is no

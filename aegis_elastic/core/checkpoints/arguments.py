@@ -27,14 +27,14 @@ DEFAULT_FOLDERS = (
 _UNFIT = ("", "/", ".", "..")
 
 
-class Place(NamedTuple):
+class WatchedFolder(NamedTuple):
     """A folder to watch for checkpoints of a kind ("auto": of any)."""
 
     kind: str
     path: str
 
 
-def places(arguments: Sequence[str], workdir: str) -> tuple[Place, ...]:
+def places(arguments: Sequence[str], workdir: str) -> tuple[WatchedFolder, ...]:
     """Folders that a training's arguments name (as absolute paths), or where it would save by default.
 
     What is named is a place whatever option follows the other; a whole disk or the working directory itself
@@ -48,17 +48,17 @@ def places(arguments: Sequence[str], workdir: str) -> tuple[Place, ...]:
     named = [path for path in found if path.rstrip("/") not in _UNFIT and "://" not in path]
     absolute = [posixpath.normpath(posixpath.join(workdir, path)) for path in named or DEFAULT_FOLDERS]
     unfit = (posixpath.normpath(workdir), "/")
-    return tuple(Place(AUTO, path) for path in dict.fromkeys(absolute) if path not in unfit)
+    return tuple(WatchedFolder(AUTO, path) for path in dict.fromkeys(absolute) if path not in unfit)
 
 
-def parse_place(text: str, workdir: str) -> Place:
+def parse_watched_folder(text: str, workdir: str) -> WatchedFolder:
     """What `--aegis-ckpt-watch KIND:PATH` names. ValueError says what is wrong with it."""
     kind, colon, path = text.partition(":")
     if not colon or kind not in KINDS or not path:
         raise ValueError(f"{text!r} is not KIND:PATH with KIND one of {', '.join(KINDS)}")
     if "://" in path:
         raise ValueError(f"{text!r} names no folder: only what is mounted here can be watched")
-    return Place(kind, posixpath.normpath(posixpath.join(workdir, path)))
+    return WatchedFolder(kind, posixpath.normpath(posixpath.join(workdir, path)))
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ LATE_FACTOR = 3.0
 UNKNOWN_INTERVAL_S = 3600.0
 
 
-class Rhythm:
+class SaveIntervals:
     """The checkpoints of one job, over all starts of its training."""
 
     def __init__(self) -> None:

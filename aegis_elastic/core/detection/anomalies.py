@@ -105,7 +105,7 @@ class Idle:
         self._since = 0
         self.fired = False
 
-    def look(self, value: float) -> Fired | None:
+    def observe(self, value: float) -> Fired | None:
         """The next sample. Returns what is wrong, once."""
         self._recent.append(value)
         value = sum(self._recent) / len(self._recent)
@@ -160,7 +160,7 @@ class Growth:
         self._skip = self._rules.warm_up
         self.fired = False
 
-    def look(self, used_bytes: float, available_bytes: float, now_s: float) -> Fired | None:
+    def observe(self, used_bytes: float, available_bytes: float, now_s: float) -> Fired | None:
         """The next sample: what it uses, and what there is for it to take. Returns what is wrong, once."""
         if self._skip:
             self._skip -= 1  # what a training allocates at its start is no leak
@@ -273,7 +273,7 @@ class Drop:
         self._bytes = self._busy_s = self._window_s = 0.0
         self._samples = self._full = 0
 
-    def look(self, sent_bytes: float, busy_s: float, queued_bytes: float, took_s: float) -> Fired | None:
+    def observe(self, sent_bytes: float, busy_s: float, queued_bytes: float, took_s: float) -> Fired | None:
         """The next sample: since the last one, and what waits to be sent now. Returns what is wrong, once."""
         self._bytes += sent_bytes
         self._busy_s += busy_s

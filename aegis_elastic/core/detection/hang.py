@@ -31,7 +31,7 @@ from aegis_elastic.core.model import Verdict
 STEADY_LOOKS = 3
 LOOKS_WITHIN_S = 9.0
 # A job that tells of no steps is judged by process states alone, after this.
-UNTOLD_S = 120.0
+NO_STEPS_S = 120.0
 # A process may be in the kernel for a while (a slow file system), and stopped for a moment.
 STOPPED_S = 2.0
 KERNEL_S = 30.0
@@ -53,7 +53,7 @@ IO_BYTES_S = 1e6
 _BARRIERS = ("barrier", "monitored_barrier")
 
 
-class Seen(NamedTuple):
+class ObservedRank(NamedTuple):
     """A rank, as its agent told of it last."""
 
     facts: RankFacts
@@ -67,7 +67,7 @@ class Hang(NamedTuple):
     """
 
     verdict: Verdict
-    seen: Seen
+    seen: ObservedRank
     reason: str
     sure: bool = True
 
@@ -81,7 +81,9 @@ class Judgement(NamedTuple):
     hang: Hang | None = None
 
 
-def judge(ranks: Sequence[Seen], floor_s: float = FLOOR_S, untold_s: float = UNTOLD_S) -> Judgement:
+def judge(
+    ranks: Sequence[ObservedRank], floor_s: float = FLOOR_S, no_steps_s: float = NO_STEPS_S
+) -> Judgement:
     """What holds the training up. `ranks`: all of the job, those that have ended too. `untold_s`: after how
     long process states alone tell, of a job that tells of no steps.
     """
@@ -91,7 +93,7 @@ def judge(ranks: Sequence[Seen], floor_s: float = FLOOR_S, untold_s: float = UNT
     if any(seen.facts.idle_s < patience for seen in told) or not alive:
         return Judgement(True)
     idle_s = min((seen.facts.idle_s for seen in told), default=0.0)
-    frozen = _frozen(alive, patience if told else max(untold_s, floor_s), bool(told))
+    frozen = _frozen(alive, patience if told else max(no_steps_s, floor_s), bool(told))
     if frozen is not None or not told:
         return Judgement(frozen is None, frozen)
     pause = _pause(idle_s, told)
@@ -101,7 +103,7 @@ def judge(ranks: Sequence[Seen], floor_s: float = FLOOR_S, untold_s: float = UNT
     return Judgement(False, _by_stacks(alive, pause, waited_s=idle_s - patience))
 
 
-def _pause(idle_s: float, told: Sequence[Seen]) -> str:
+def _pause(idle_s: float, told: Sequence[ObservedRank]) -> str:
     longest_s = max(seen.facts.longest_s for seen in told)
     step_s = max(seen.facts.step_s for seen in told)
     step = max(seen.facts.step for seen in told)
@@ -109,7 +111,7 @@ def _pause(idle_s: float, told: Sequence[Seen]) -> str:
     return f"no step for {idle_s:.0f} s after step {step} ({usual})"
 
 
-def _frozen(alive: Sequence[Seen], patience: float, told: bool) -> Hang | None:
+def _frozen(alive: Sequence[ObservedRank], patience: float, told: bool) -> Hang | None:
     held = []
     for seen in alive:
         facts = seen.facts
@@ -129,7 +131,7 @@ def _frozen(alive: Sequence[Seen], patience: float, told: bool) -> Hang | None:
     return Hang(Verdict.FROZEN, seen, text)
 
 
-def _by_stacks(alive: Sequence[Seen], pause: str, waited_s: float) -> Hang | None:
+def _by_stacks(alive: Sequence[ObservedRank], pause: str, waited_s: float) -> Hang | None:
     where = {seen.facts.rank: stacks.unpack(seen.facts.stack) for seen in alive}
     seen_enough = all(where[seen.facts.rank] for seen in alive) and all(
         seen.facts.steady >= STEADY_LOOKS for seen in alive
@@ -166,7 +168,7 @@ def _by_stacks(alive: Sequence[Seen], pause: str, waited_s: float) -> Hang | Non
     return Hang(Verdict.STALLED, alive[0], f"{pause}: {standing}")
 
 
-def _apart(odd: Sequence[Seen], others: Sequence[Seen], where: dict[int, Stack]) -> str:
+def _apart(odd: Sequence[ObservedRank], others: Sequence[ObservedRank], where: dict[int, Stack]) -> str:
     told = []
     for seen in odd[:4]:
         stack = where[seen.facts.rank]
@@ -179,7 +181,7 @@ def _apart(odd: Sequence[Seen], others: Sequence[Seen], where: dict[int, Stack])
     return f"{', '.join(told)}, while {len(others)} wait in {stacks.waits(first)} at {place}"
 
 
-def _standing(alive: Sequence[Seen], where: dict[int, Stack]) -> str:
+def _standing(alive: Sequence[ObservedRank], where: dict[int, Stack]) -> str:
     """Where everybody is, the largest group first."""
     known = {rank: stack for rank, stack in where.items() if stack}
     groups = stacks.compare(known).clusters

@@ -28,11 +28,11 @@ RANKS_MAX = 4096
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Step = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
 _Time = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-_Directive = Annotated[str, msgspec.Meta(max_length=8)]
+_ShortText = Annotated[str, msgspec.Meta(max_length=8)]
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
-class Own(msgspec.Struct, frozen=True, rename="camel"):
+class WindowWork(msgspec.Struct, frozen=True, rename="camel"):
     """Own work of one window of iterations, as `usual` says it, in µs: up to the first collective, up to the
     last, the whole iteration; CPU of the main thread. `serial` grows with every window, `count` are its
     iterations. `first_error_us` and `last_error_us`: how far chance may have moved the first two (standard
@@ -72,13 +72,13 @@ class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     idle_s: _Time = 0.0
     longest_s: _Time = 0.0
     step_s: _Time = 0.0
-    state: _Directive = ""
+    state: _ShortText = ""
     state_s: _Time = 0.0
     stack: _Text = ""
     steady: _Count = 0
     io_bytes_s: _Time = 0.0
     ended: bool = False
-    own: Own | None = None
+    own: WindowWork | None = None
     stack_at: _Step = -1
 
 
@@ -181,6 +181,6 @@ def _cut(times: Sequence[float]) -> tuple[list[float], int]:
     return sorted(times), max(1, len(times) // 10) if len(times) > 2 else 0
 
 
-def own_of(ranks: Iterable[RankFacts]) -> Mapping[int, Own]:
+def own_of(ranks: Iterable[RankFacts]) -> Mapping[int, WindowWork]:
     """Own work by rank, of those who know it."""
     return {facts.rank: facts.own for facts in ranks if facts.own is not None}

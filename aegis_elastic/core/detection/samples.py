@@ -62,7 +62,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     total_bytes: int
     network_bytes: int
 
-    def news(self, cost_s: float, skipped_bytes: int) -> dict[str, Any]:
+    def usage(self, cost_s: float, skipped_bytes: int) -> dict[str, Any]:
         """What the node's report says of it, in the form of `Usage`."""
         took_s = self.took_s or 1.0
         gpus = [rank.gpu for rank in self.ranks if rank.gpu is not None]
@@ -129,7 +129,7 @@ class RankRules:
             for rule in rules.values():
                 rule.begin()
 
-    def look(self, sample: Sample) -> list[Anomaly]:
+    def observe(self, sample: Sample) -> list[Anomaly]:
         """What is odd in the newest sample, in the light of all before it."""
         found: list[Anomaly] = []
         if sample.took_s <= 0:
@@ -141,7 +141,7 @@ class RankRules:
                     detail = f"rank {rank.rank}: {fired.detail}{stopped}"
                     found.append(Anomaly(code, rank.rank, sample.time, detail, fired.numbers))
         used = sample.total_bytes - sample.available_bytes
-        fired = self._growth[NODE].look(used, sample.available_bytes, sample.at_s)
+        fired = self._growth[NODE].observe(used, sample.available_bytes, sample.at_s)
         blamed = any(rule.fired for local, rule in self._growth.items() if local != NODE)
         if fired is not None and not blamed:
             detail = f"the node's memory {fired.detail}"
@@ -151,13 +151,16 @@ class RankRules:
     def _of_rank(self, rank: RankSample, sample: Sample) -> list[tuple[str, Fired | None]]:
         local = rank.local_rank
         found = [
-            (CPU_IDLE, self._cpu[local].look(rank.cpu_s / sample.took_s)),
-            (MEMORY_GROWS, self._growth[local].look(rank.memory_bytes, sample.available_bytes, sample.at_s)),
+            (CPU_IDLE, self._cpu[local].observe(rank.cpu_s / sample.took_s)),
+            (
+                MEMORY_GROWS,
+                self._growth[local].observe(rank.memory_bytes, sample.available_bytes, sample.at_s),
+            ),
             (
                 NETWORK_DROPS,
-                self._drop[local].look(rank.sent_bytes, rank.busy_s, rank.queued_bytes, sample.took_s),
+                self._drop[local].observe(rank.sent_bytes, rank.busy_s, rank.queued_bytes, sample.took_s),
             ),
         ]
         if rank.gpu is not None:
-            found.append((GPU_IDLE, self._gpu[local].look(rank.gpu)))
+            found.append((GPU_IDLE, self._gpu[local].observe(rank.gpu)))
         return found

@@ -32,14 +32,14 @@ import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from aegis_elastic.core.detection.progress import Own
+from aegis_elastic.core.detection.progress import WindowWork
 
 # Comparing needs a majority: of two it can't be told whether one is slow or the other fast.
 RANKS_MIN = 3
 # Of so many no single one moves the median: all are held against the same, or thousands would take minutes.
 MANY = 128
 # The worst so many are told of: no more will be moved out for one window's sake.
-TOLD_MAX = 16
+NAMED_MAX = 16
 # Less than this many times the peers' median isn't called slow however sure it is.
 FACTOR_MIN = 1.15
 # The peers' own spread, in robust standard deviations, and the least spread that is believed: a handful of
@@ -108,7 +108,7 @@ class Slow(NamedTuple):
         )
 
 
-def equals(window: Mapping[int, Own]) -> list[frozenset[int]]:
+def equals(window: Mapping[int, WindowWork]) -> list[frozenset[int]]:
     """Ranks with the same work, together: whoever is in a group of equals with another. Those of whom no
     group is known are compared with one another.
     """
@@ -124,7 +124,7 @@ def equals(window: Mapping[int, Own]) -> list[frozenset[int]]:
     return [frozenset(ranks) for ranks in found]
 
 
-def slow_ranks(window: Mapping[int, Own], node_of: Mapping[int, str] | None = None) -> dict[int, Slow]:
+def slow_ranks(window: Mapping[int, WindowWork], node_of: Mapping[int, str] | None = None) -> dict[int, Slow]:
     """Who is slow in this window. Empty if most seem so, or if there are too few to compare. `node_of`: where
     ranks are, each on a node of its own without.
     """
@@ -137,7 +137,7 @@ def slow_ranks(window: Mapping[int, Own], node_of: Mapping[int, str] | None = No
     return found
 
 
-def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
+def _slow_among(known: Mapping[int, WindowWork]) -> dict[int, Slow]:
     if len(known) < RANKS_MIN:
         return {}
     found: dict[int, Slow] = {}
@@ -146,7 +146,7 @@ def _slow_among(known: Mapping[int, Own]) -> dict[int, Slow]:
         late = _late(times)
         # A third of them is no exception any more; of three ranks one may be.
         if late and len(late) <= max(1, len(times) // 3):
-            for rank in sorted(late, key=times.__getitem__, reverse=True)[:TOLD_MAX]:
+            for rank in sorted(late, key=times.__getitem__, reverse=True)[:NAMED_MAX]:
                 one = _compared(rank, times, known, part)
                 own_doing = part == "first" or known[rank].timed or one.computes_more
                 so_far = found[rank].share if rank in found else 0.0
@@ -177,7 +177,7 @@ def _limit(peers: list[float]) -> float:
     return math.exp(middle + max(math.log(FACTOR_MIN), SIGMAS * max(spread, SIGMA_MIN)))
 
 
-def _compared(rank: int, times: Mapping[int, float], known: Mapping[int, Own], part: str) -> Slow:
+def _compared(rank: int, times: Mapping[int, float], known: Mapping[int, WindowWork], part: str) -> Slow:
     others = [own for other, own in known.items() if other != rank]
     errors = [float(getattr(own, f"{part}_error_us")) for own in others]
     # of a median of so many
@@ -194,7 +194,7 @@ def _compared(rank: int, times: Mapping[int, float], known: Mapping[int, Own], p
     )
 
 
-class Watch(NamedTuple):
+class WindowHistory(NamedTuple):
     """What is remembered of the nodes between windows: bad windows in a row, the sum of their certainties,
     good windows in a row, who is marked.
     """
@@ -205,7 +205,7 @@ class Watch(NamedTuple):
     marked: frozenset[str] = frozenset()
 
 
-def follow(watch: Watch, slow: Mapping[str, float], nodes: frozenset[str]) -> Watch:
+def update(watch: WindowHistory, slow: Mapping[str, float], nodes: frozenset[str]) -> WindowHistory:
     """The next memory after a window in which these nodes were slow, with that certainty (standard errors).
     Nodes that have left are forgotten, but for their marks, which only good windows take away.
     """
@@ -216,7 +216,7 @@ def follow(watch: Watch, slow: Mapping[str, float], nodes: frozenset[str]) -> Wa
         node for node, count in bad.items() if count >= BAD_WINDOWS and sure[node] >= SURE * math.sqrt(count)
     }
     marked = (watch.marked | proven) - {node for node, count in good.items() if count >= GOOD_WINDOWS}
-    return Watch(bad, sure, good, marked)
+    return WindowHistory(bad, sure, good, marked)
 
 
 def pays(share: float, trained_s: float, cost_s: float = COST_S) -> bool:

@@ -73,12 +73,12 @@ _EXIT_BY_SIGTERM = 143  # how a shell between us and the process passes SIGTERM 
 # Signatures that point at communication: collectives that waited in vain, and faults between the machines.
 _WAITED_IN_VAIN = ("nccl_collective_timeout", "nccl_watchdog_stuck", "gloo_timeout")
 _OF_THE_NETWORK = ("gloo", "rdma", "ucx")
-_SAYS_MOST: tuple[signatures.SignatureRole, ...] = ("root", "either", "cascade", "context")
+_ROLES_BY_WEIGHT: tuple[signatures.SignatureRole, ...] = ("root", "either", "cascade", "context")
 
 Role = Literal["root", "consequence"]
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class ReportedError(msgspec.Struct, frozen=True):
     """One worker's Error, and when it arrived by the master's clock (seconds). `clock`: what the master knows
     of that node's clock, in wall seconds."""
 
@@ -90,7 +90,7 @@ class Evidence(msgspec.Struct, frozen=True):
     clock: Bounds | None = None
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Attribution(msgspec.Struct, frozen=True):
     """The worker at the root, or None: then ask again at `wait_until`, or when something changes.
 
     `wait_until` is in seconds of the master's clock; infinite when only new evidence or the end of a
@@ -108,16 +108,16 @@ def role_of(failure: Failure) -> Role:
         return "consequence"
     if failure.signal and failure.signal not in _ABORTED:
         return "root"
-    return "consequence" if _PEER_LOSS.search(_words_of(failure)) else "root"
+    return "consequence" if _PEER_LOSS.search(_text_of(failure)) else "root"
 
 
-def _words_of(failure: Failure) -> str:
+def _text_of(failure: Failure) -> str:
     """What the process said about its end: its exception if it recorded one. Its last lines may then be of
     other things (a warning about a peer an hour ago); without an exception they are all there is."""
     return failure.exception or "\n".join(failure.last_lines)
 
 
-class Words(Protocol):
+class FailureText(Protocol):
     """What a failed process left behind (a `Failure`, an entry of the report)."""
 
     @property
@@ -128,7 +128,7 @@ class Words(Protocol):
     def signal(self) -> str | None: ...
 
 
-def signature_of(failure: Words) -> Signature | None:
+def signature_of(failure: FailureText) -> Signature | None:
     """The signature that says most about this failure: of its exception, else of its last lines, else of its
     signal; None if nothing is known of any of them.
 
@@ -143,13 +143,13 @@ def signature_of(failure: Words) -> Signature | None:
     ):
         found = [signature for line in lines if (signature := signatures.load().classify(line)) is not None]
         found = [signature for signature in found if signature.action != "ignore"]
-        best = min(found, key=lambda signature: _SAYS_MOST.index(signature.role), default=None)
+        best = min(found, key=lambda signature: _ROLES_BY_WEIGHT.index(signature.role), default=None)
         if best is not None:
             return best
     return None
 
 
-def says_fallback(failure: Words) -> bool:
+def needs_earlier_checkpoint(failure: FailureText) -> bool:
     """Whether this failure is of a checkpoint that can't be read, so that another must be resumed from."""
     signature = signature_of(failure)
     return signature is not None and signature.action == "fallback_checkpoint"
@@ -188,44 +188,48 @@ def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     return tuple(sorted(clues)) if failures else ("cause_unknown",)
 
 
-def _is_root_like(evidence: Evidence) -> bool:
+def _is_root_like(evidence: ReportedError) -> bool:
     if not evidence.failures:  # the agent itself says why, for example that it couldn't start the ranks
         return not _PEER_LOSS.search(evidence.reason)
     return any(role_of(failure) == "root" for failure in evidence.failures)
 
 
 def attribute(
-    evidence: Sequence[Evidence],
+    evidence: Sequence[ReportedError],
     suspects: frozenset[str],
     expected: int,
     now: float,
     window_s: float = WINDOW_S,
-) -> Verdict:
+) -> Attribution:
     """Who failed first, or until when to wait before asking again.
 
     `evidence`: the Errors of one incarnation. `suspects`: workers whose agent may be lost (its connection has
     closed, and whether it comes back is not known yet). `expected`: how many workers can report at all.
     """
     if not evidence:
-        return Verdict(None, math.inf, "no worker has reported a failure")
+        return Attribution(None, math.inf, "no worker has reported a failure")
     ordered = sorted(evidence, key=lambda item: (item.arrived, item.worker))
     if suspects:
         names = ", ".join(sorted(suspects))
-        return Verdict(None, math.inf, f"{names} may be lost: all else may be a consequence of that")
+        return Attribution(None, math.inf, f"{names} may be lost: all else may be a consequence of that")
     roots = [item for item in ordered if _is_root_like(item)]
     if roots:
         root, how = _first_of(roots)
-        return Verdict(root.worker, now, f"{root.worker} failed by itself, {how} of {len(ordered)} reports")
+        return Attribution(
+            root.worker, now, f"{root.worker} failed by itself, {how} of {len(ordered)} reports"
+        )
     first = ordered[0]
     if len({item.worker for item in ordered}) >= expected:
-        return Verdict(first.worker, now, f"every worker complains of a lost peer; {first.worker} did first")
+        return Attribution(
+            first.worker, now, f"every worker complains of a lost peer; {first.worker} did first"
+        )
     until = first.arrived + window_s
     if now >= until:
-        return Verdict(first.worker, now, f"no root within {window_s:g} s of {first.worker}'s lost peer")
-    return Verdict(None, until, f"{first.worker} complains of a lost peer: waiting for the root")
+        return Attribution(first.worker, now, f"no root within {window_s:g} s of {first.worker}'s lost peer")
+    return Attribution(None, until, f"{first.worker} complains of a lost peer: waiting for the root")
 
 
-def _first_of(roots: Sequence[Evidence]) -> tuple[Evidence, str]:
+def _first_of(roots: Sequence[ReportedError]) -> tuple[ReportedError, str]:
     """Of roots in the order of their arrival the one that died first, and how that is known."""
     if len(roots) == 1:
         return roots[0], "first"
@@ -236,6 +240,6 @@ def _first_of(roots: Sequence[Evidence]) -> tuple[Evidence, str]:
     return roots[0], "undecided by time and first to arrive"
 
 
-def _death(evidence: Evidence) -> Span | None:
+def _death(evidence: ReportedError) -> Span | None:
     times = [failure.time for failure in evidence.failures if role_of(failure) == "root"]
     return clocks.span(min(times), evidence.clock) if times else None

@@ -1,15 +1,15 @@
 """All evidence of one failure together: what class of fault it was, which level answers it, and why. Pure.
 
-Evidence comes from many witnesses and of different worth. A check that finds broken hardware is proof; words
-in a log are a pointer, since every fault of one rank makes others speak; how a process ended says least. So
-findings decide first, then stacks, then words, then exits, and only a finding can ever send a node away.
-"Unknown" is an answer: nobody is blamed because nobody else is left.
+Evidence comes from many sources of different weight. A check that finds broken hardware is proof; log output
+is a hint, since the fault of one rank makes others log errors, too; how a process ended says least. So
+findings decide first, then stacks, then log output, then exits, and only a finding can isolate a node.
+"Unknown" is a valid conclusion: no node is blamed for lack of another.
 
-Which rank died first is told by the nodes' clocks as far as they are known (`core.diagnosis.clocks`), and
+Which rank died first is decided by the nodes' clocks as far as they are known (`core.diagnosis.clocks`), and
 "undecided by time" where they aren't known well enough.
 
-A user's error is one that comes again: the same exception from the same line of code, and training got no
-further in between. How far it got must be known for that: unknown is neither progress nor none.
+A user's error is one that repeats: the same exception from the same line of code, without progress of the
+training in between. Progress must be known for that: unknown counts neither as progress nor as none.
 """
 
 from __future__ import annotations
@@ -51,17 +51,18 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint_of(failure: Failure) -> Fingerprint | None:
-    """The print of a failure; None without an exception or a place: then nothing can be called the same."""
+    """The fingerprint of a failure; None without an exception or a frame: then nothing can be compared."""
     if not failure.exception or not failure.frame:
         return None
     return Fingerprint(_NUMBER.sub("#", failure.exception), failure.frame)
 
 
-class Witness(msgspec.Struct, frozen=True):
-    """What one worker tells of the end of an incarnation.
+class WorkerEvidence(msgspec.Struct, frozen=True):
+    """The evidence from one worker on the end of an incarnation.
 
     `clock`: its clock's offset to the master's when it reported. `checked`: names of the checks that ran on
-    it since; `figures`, `stacks` and `kernel` (lines about its ranks) are what those said beside findings.
+    it since; `figures` (seconds by name), `stacks` (by rank) and `kernel` (log lines about its ranks) are
+    what those checks returned beside findings.
     """
 
     worker: str
@@ -77,34 +78,34 @@ class Witness(msgspec.Struct, frozen=True):
     kernel: tuple[str, ...] = ()
 
 
-class Earlier(NamedTuple):
-    """The failure before: its print, and the highest step known then (-1: unknown)."""
+class EarlierFailure(NamedTuple):
+    """The previous failure: its fingerprint, and the highest step known then (-1: unknown)."""
 
-    print: Fingerprint
+    fingerprint: Fingerprint
     step: int
 
 
-class Case(msgspec.Struct, frozen=True):
-    """One failure with all of its witnesses. `root` is the worker that it was charged to.
+class FailureEvidence(msgspec.Struct, frozen=True):
+    """One failure with the evidence from all workers. `root` is the worker that it was charged to.
 
-    `step`: the highest step that training is known to have reached, `since` the same at the start of this
-    incarnation (-1: unknown). `verdict`: why the guard stopped ranks that hung ("" if that is not what it
-    is). `unclear`: steps were made in this incarnation, and where that is in the training is unknown.
+    `step`: the highest step that training is known to have reached, `start_step` the same at the start of
+    this incarnation (-1: unknown). `verdict`: why the storm guard stopped ranks that hung ("" if it didn't).
+    `unclear`: steps were made in this incarnation, and their position in the training is unknown.
     """
 
     root: str
-    witnesses: tuple[Witness, ...]
+    sources: tuple[WorkerEvidence, ...]
     step: int = -1
-    since: int = -1
-    earlier: Earlier | None = None
+    start_step: int = -1
+    earlier: EarlierFailure | None = None
     verdict: str = ""
     unclear: bool = False
 
 
 class Conclusion(msgspec.Struct, frozen=True):
-    """What it was: class and level as in section 9 of the specification, `code` for machines, and why.
+    """What the failure was: class and level as in section 9 of the specification, `code` for machines, why.
 
-    `worker`: whom it concerns, the root unless evidence says otherwise. `first`: "rank 3 of w1" if it is
+    `worker`: the one concerned, the root unless evidence says otherwise. `first`: "rank 3 of w1" if it is
     known which process died first, else "".
     """
 
@@ -116,10 +117,10 @@ class Conclusion(msgspec.Struct, frozen=True):
     first: str = ""
 
 
-def conclude(case: Case) -> Conclusion:
-    """Everything weighed. Never raises level 3 for anything but a finding of a check."""
-    found = _by_findings(case) or _by_stacks(case) or _by_words(case)
-    first, when = first_death(case)
+def conclude(evidence: FailureEvidence) -> Conclusion:
+    """The conclusion from all evidence. Level 3 only for a finding of a check."""
+    found = _by_findings(evidence) or _by_stacks(evidence) or _by_output(evidence)
+    first, when = first_death(evidence)
     reason = "; ".join(filter(None, [found.reason, when]))
     return msgspec.structs.replace(found, reason=reason, first=first)
 
@@ -127,53 +128,57 @@ def conclude(case: Case) -> Conclusion:
 # ------------------------------------------------------------ findings
 
 
-def _by_findings(case: Case) -> Conclusion | None:
+def _by_findings(evidence: FailureEvidence) -> Conclusion | None:
     judged = [
-        (witness, finding, recovery.judge((finding,)))
-        for witness in case.witnesses
-        for finding in witness.findings
+        (source, finding, recovery.judge((finding,)))
+        for source in evidence.sources
+        for finding in source.findings
     ]
     hardware = [each for each in judged if each[2].level == 3]
     if hardware:
-        witness, _, verdict = hardware[0]
+        source, _, assessment = hardware[0]
         names = ", ".join(dict.fromkeys(each[0].worker for each in hardware))
-        said = _confirming(witness)
-        return Conclusion("hardware", 3, verdict.code, f"{names}: {verdict.reason}{said}", witness.worker)
-    shared = _shared_by_most(case)
+        confirmed = _confirmed_by_output(source)
+        return Conclusion(
+            "hardware", 3, assessment.code, f"{names}: {assessment.reason}{confirmed}", source.worker
+        )
+    shared = _shared_by_most(evidence)
     if shared:
         finding, workers = shared
         text = f"{finding.check} check: {finding.finding} on {workers}: not the nodes, what they depend on"
-        return Conclusion(DEPENDENCY, 1, finding.finding, text, case.root)
+        return Conclusion(DEPENDENCY, 1, finding.finding, text, evidence.root)
     container = [each for each in judged if each[2].level == 2]
     if container:
-        witness, _, verdict = container[0]
-        return Conclusion("container", 2, verdict.code, f"{witness.worker}: {verdict.reason}", witness.worker)
-    return next((told for each in judged if (told := _lesser(*each)) is not None), None)
+        source, _, assessment = container[0]
+        return Conclusion(
+            "container", 2, assessment.code, f"{source.worker}: {assessment.reason}", source.worker
+        )
+    return next((minor for each in judged if (minor := _minor(*each)) is not None), None)
 
 
-def _lesser(witness: Witness, finding: Finding, verdict: recovery.Verdict) -> Conclusion | None:
-    """What keeps level 1 but has a name of its own; None for a check that failed by itself."""
+def _minor(source: WorkerEvidence, finding: Finding, assessment: recovery.Assessment) -> Conclusion | None:
+    """A conclusion below level 2 with a class of its own; None for a check that failed itself."""
     if finding.scope == "software":
         return None
-    fault_class = verdict.fault_class
+    fault_class = assessment.fault_class
     if finding.finding == "hang.frozen":
         fault_class = HANG
     elif finding.scope == "slow":
         fault_class = SLOW
     elif finding.finding.endswith(".link"):
         fault_class = LINK
-    text = f"{witness.worker}: {verdict.reason}"
-    return Conclusion(fault_class, verdict.level, verdict.code, text, witness.worker)
+    text = f"{source.worker}: {assessment.reason}"
+    return Conclusion(fault_class, assessment.level, assessment.code, text, source.worker)
 
 
-def _shared_by_most(case: Case) -> tuple[Finding, str] | None:
-    """A fault of storage or network that most of those who were checked have, two of them at least."""
-    checked = [witness for witness in case.witnesses if witness.checked]
+def _shared_by_most(evidence: FailureEvidence) -> tuple[Finding, str] | None:
+    """A fault of storage or network on most of the checked workers, at least two; with "N of M workers"."""
+    checked = [source for source in evidence.sources if source.checked]
     having: dict[str, list[tuple[str, Finding]]] = {}
-    for witness in checked:
-        for finding in witness.findings:
+    for source in checked:
+        for finding in source.findings:
             if _of_a_dependency(finding, len(checked)):
-                having.setdefault(finding.check, []).append((witness.worker, finding))
+                having.setdefault(finding.check, []).append((source.worker, finding))
     for each in having.values():
         workers = list(dict.fromkeys(worker for worker, _ in each))
         if len(workers) >= 2 and 2 * len(workers) > len(checked):
@@ -182,42 +187,46 @@ def _shared_by_most(case: Case) -> tuple[Finding, str] | None:
 
 
 def _of_a_dependency(finding: Finding, checked: int) -> bool:
-    """Whether this may be a fault of what nodes share. A link has two ends, and both tell of it."""
+    """Whether this may be a fault of what nodes share. A link has two ends, and both report it."""
     if finding.scope in ("slow", "software"):
         return False
     shared_network = finding.scope == "network" and checked > 2 and not finding.finding.endswith(".link")
     return finding.check == "io" or shared_network
 
 
-def _confirming(witness: Witness) -> str:
-    """Words of this worker that say the same as its finding."""
-    told = [signature for failure in witness.failures if (signature := signature_of(failure)) is not None]
-    classes = dict.fromkeys(signature.fault_class for signature in told if signature.action == "isolate_node")
+def _confirmed_by_output(source: WorkerEvidence) -> str:
+    """A remark if the output of this worker's ranks confirms its finding."""
+    found = [signature for failure in source.failures if (signature := signature_of(failure)) is not None]
+    classes = dict.fromkeys(
+        signature.fault_class for signature in found if signature.action == "isolate_node"
+    )
     return f", and its ranks' words say so too ({', '.join(classes)})" if classes else ""
 
 
 # ------------------------------------------------------------ stacks
 
 
-def _by_stacks(case: Case) -> Conclusion | None:
+def _by_stacks(evidence: FailureEvidence) -> Conclusion | None:
     """Stacks that were taken before the stop, compared over all nodes."""
-    where = {rank: witness.worker for witness in case.witnesses for rank in witness.stacks}
-    read = {rank: stacks.unpack(text) for witness in case.witnesses for rank, text in witness.stacks.items()}
+    where = {rank: source.worker for source in evidence.sources for rank in source.stacks}
+    read = {rank: stacks.unpack(text) for source in evidence.sources for rank, text in source.stacks.items()}
     compared = stacks.compare(read)
     if compared.odd and compared.desync:
         rank = compared.odd[0]
         text = f"a deadlock: odd one out is {compared.describe()}"
         return Conclusion(HANG, 1, "hang.desync", f"{where[rank]}: {text}", where[rank])
-    if case.verdict:
-        return Conclusion(HANG, 1, f"hang.{case.verdict}", f"{case.root}: {case.verdict}", case.root)
+    if evidence.verdict:
+        return Conclusion(
+            HANG, 1, f"hang.{evidence.verdict}", f"{evidence.root}: {evidence.verdict}", evidence.root
+        )
     return None
 
 
-# ------------------------------------------------------------ words and exits
+# ------------------------------------------------------------ output and exits
 
-_Told = tuple[str, int, str]
-# What the words of the root point at: class, level, in words. `isolate_node` sends nobody away by itself.
-_BY_ACTION: Mapping[signatures.Action, _Told] = {
+_Reading = tuple[str, int, str]
+# What the root's output points at: class, level, text. `isolate_node` isolates nothing by itself.
+_BY_ACTION: Mapping[signatures.Action, _Reading] = {
     "restart_in_place": ("process", 1, "a restart in place answers it"),
     "restart_container": ("container", 2, "the container's surroundings are broken"),
     "isolate_node": ("unknown", 1, "no check confirms it, and nobody is sent away for words"),
@@ -228,33 +237,33 @@ _BY_ACTION: Mapping[signatures.Action, _Told] = {
 }
 
 
-def _by_words(case: Case) -> Conclusion:
-    root = next((witness for witness in case.witnesses if witness.worker == case.root), None)
-    slow = peer_figures.slow_storage({each.worker: each.figures for each in case.witnesses})
+def _by_output(evidence: FailureEvidence) -> Conclusion:
+    root = next((source for source in evidence.sources if source.worker == evidence.root), None)
+    slow = peer_figures.slow_storage({each.worker: each.figures for each in evidence.sources})
     if root is not None and root.lost:
-        return Conclusion("process", 1, "agent.lost", "", case.root)
+        return Conclusion("process", 1, "agent.lost", "", evidence.root)
     failure = root_failure(root.failures) if root is not None else None
     checked = bool(root is not None and root.checked)
     if failure is None:
         why = (root.reason if root is not None else "") or "nobody says how it ended"
-        return Conclusion("unknown", 1, "", f"nothing tells what it was: {why}", case.root)
-    again = repetition(case)
+        return Conclusion("unknown", 1, "", f"nothing tells what it was: {why}", evidence.root)
+    again = repetition(evidence)
     if again.kind == "bug":
-        return Conclusion(USER_BUG, 1, "user.repeated", again.words, case.root)
-    signature, speaker = _telling(failure, root.kernel if root is not None else ())
+        return Conclusion(USER_BUG, 1, "user.repeated", again.reason, evidence.root)
+    signature, origin = _best_signature(failure, root.kernel if root is not None else ())
     fault_class, level, code = "process", 1, ""
     text = recovery.PROCESS.reason if checked else "the process ended by itself, and nothing was checked"
     if signature is not None:
-        fault_class, level, words = _BY_ACTION.get(signature.action, ("process", 1, ""))
+        fault_class, level, remark = _BY_ACTION.get(signature.action, ("process", 1, ""))
         if signature.action == "diagnose" and not checked:
-            fault_class, words = "unknown", "nothing was checked"
+            fault_class, remark = "unknown", "nothing was checked"
         code = f"signature.{signature.fault_class}"
-        text = f"{speaker} {signature.fault_class}: {words}"
+        text = f"{origin} {signature.fault_class}: {remark}"
     if slow:
         text += "; " + "; ".join(f"the storage of {worker} is slow: {what}" for worker, what in slow.items())
-    if again.words:
-        text += f"; {again.words}"
-    return Conclusion(fault_class, level, code, text, case.root)
+    if again.reason:
+        text += f"; {again.reason}"
+    return Conclusion(fault_class, level, code, text, evidence.root)
 
 
 def root_failure(failures: Sequence[Failure]) -> Failure | None:
@@ -262,8 +271,8 @@ def root_failure(failures: Sequence[Failure]) -> Failure | None:
     return min(failures, key=lambda each: (role_of(each) != "root", each.time), default=None)
 
 
-def _telling(failure: Failure, kernel: Sequence[str]) -> tuple[Signature | None, str]:
-    """The signature that says most, and who speaks. The kernel knows why it killed better than the killed."""
+def _best_signature(failure: Failure, kernel: Sequence[str]) -> tuple[Signature | None, str]:
+    """The most specific signature, and its origin. The kernel log comes first: it knows why it killed."""
     for line in kernel:
         signature = signatures.load().classify(line)
         if signature is not None and signature.action != "ignore":
@@ -275,41 +284,45 @@ class Repetition(NamedTuple):
     """Whether the same failure came again: "bug" (no progress in between), "unknown" or "no"."""
 
     kind: Literal["bug", "unknown", "no"]
-    words: str = ""
+    reason: str = ""
 
 
-def repetition(case: Case) -> Repetition:
-    """The user's error is the one that comes again without any progress in between."""
-    root = next((witness for witness in case.witnesses if witness.worker == case.root), None)
+def repetition(evidence: FailureEvidence) -> Repetition:
+    """Whether the same failure repeats without progress in between, which makes it the user's error."""
+    root = next((source for source in evidence.sources if source.worker == evidence.root), None)
     failure = root_failure(root.failures) if root is not None else None
     mine = fingerprint_of(failure) if failure is not None else None
-    if mine is None or case.earlier is None or case.earlier.print != mine:
+    if mine is None or evidence.earlier is None or evidence.earlier.fingerprint != mine:
         return Repetition("no")
     same = f"the same exception at the same place as before ({mine.frame})"
-    if case.unclear or case.step < 0 or case.earlier.step < 0:
+    if evidence.unclear or evidence.step < 0 or evidence.earlier.step < 0:
         return Repetition("unknown", f"{same}; whether training got further in between is unknown")
-    if case.step > case.earlier.step:
-        return Repetition("no", f"{same}, but training got from step {case.earlier.step} to {case.step}")
-    return Repetition("bug", f"{same}, and training got no further than step {case.step}: the user's error")
+    if evidence.step > evidence.earlier.step:
+        return Repetition(
+            "no", f"{same}, but training got from step {evidence.earlier.step} to {evidence.step}"
+        )
+    return Repetition(
+        "bug", f"{same}, and training got no further than step {evidence.step}: the user's error"
+    )
 
 
-def is_users(case: Case) -> str:
+def user_error(evidence: FailureEvidence) -> str:
     """Why this is the user's own error, for `--aegis-fail-fast`; "" if it isn't known to be.
 
-    Words count at once only as long as training isn't known to have advanced in this incarnation: a sample
-    that can't be read after a day of training is no typo, and must come again to be one.
+    Output counts at once only as long as training isn't known to have advanced in this incarnation: a sample
+    that can't be read after a day of training is no typo, and must repeat to be called one.
     """
-    again = repetition(case)
+    again = repetition(evidence)
     if again.kind == "bug":
-        return again.words
-    root = next((witness for witness in case.witnesses if witness.worker == case.root), None)
+        return again.reason
+    root = next((source for source in evidence.sources if source.worker == evidence.root), None)
     failure = root_failure(root.failures) if root is not None else None
     if failure is None or role_of(failure) != "root":
         return ""
     signature = signature_of(failure)
     if signature is None or signature.action != "fail_fast" or signature.role != "root":
         return ""
-    advanced = case.unclear or (case.step >= 0 and case.step > max(case.since, 0))
+    advanced = evidence.unclear or (evidence.step >= 0 and evidence.step > max(evidence.start_step, 0))
     return "" if advanced else f"{failure.exception or 'its last lines'} ({signature.fault_class})"
 
 
@@ -323,17 +336,17 @@ class _Death(NamedTuple):
     span: clocks.Span | None
 
 
-def first_death(case: Case) -> tuple[str, str]:
-    """("rank 3 of w1", in words how that is known); the name is empty where time doesn't decide."""
+def first_death(evidence: FailureEvidence) -> tuple[str, str]:
+    """("rank 3 of w1", how that is known); the name is empty where time doesn't decide."""
     deaths = [
         _Death(
-            witness.worker,
-            f"rank {failure.rank} of {witness.worker}",
+            source.worker,
+            f"rank {failure.rank} of {source.worker}",
             failure.time,
-            clocks.span(failure.time, witness.clock),
+            clocks.span(failure.time, source.clock),
         )
-        for witness in case.witnesses
-        for failure in witness.failures
+        for source in evidence.sources
+        for failure in source.failures
         if role_of(failure) == "root"
     ]
     if not deaths:
@@ -356,8 +369,8 @@ def first_death(case: Case) -> tuple[str, str]:
         assert first.span is not None and second.span is not None
         how = clocks.lead(first.span, second.span)
     text = f"{first.name} died first, {how} {second.name}"
-    if first.worker != case.root:
-        text += f", though {case.root}'s report came first"
+    if first.worker != evidence.root:
+        text += f", though {evidence.root}'s report came first"
     return first.name, text
 
 

@@ -59,7 +59,7 @@ class Tried(NamedTuple):
     passed: tuple[bool, ...]
 
 
-class Verdict(NamedTuple):
+class Localization(NamedTuple):
     """What the rounds amount to.
 
     `nodes` and `links` are certain. `ambiguous` holds the alternatives for the rest, each a minimal set of
@@ -79,7 +79,7 @@ class Verdict(NamedTuple):
         return self.conclusive and not (self.nodes or self.links or self.ambiguous)
 
 
-def plan(nodes: int, history: Sequence[Tried], faults_max: int = FAULTS_MAX) -> Round | Verdict:
+def plan(nodes: int, history: Sequence[Tried], faults_max: int = FAULTS_MAX) -> Round | Localization:
     """The next round among nodes 0 to `nodes` - 1, or the verdict. Pure: the same history, the same answer.
 
     `history` holds the rounds that `plan` asked for, in order; anything else raises `ValueError`.
@@ -176,7 +176,7 @@ class _Search:
             if not self._unfit:
                 yield from self._links()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Localization:
         """What is known now, as a verdict."""
         pairs = self._failing_pairs()
         if not self._failed:
@@ -201,10 +201,10 @@ class _Search:
         ambiguous: Sequence[tuple[Fault, ...]] = (),
         conclusive: bool = True,
         reason: str = "",
-    ) -> Verdict:
+    ) -> Localization:
         nodes = tuple(sorted(fault[0] for fault in certain if len(fault) == 1))
         links = tuple(sorted((fault[0], fault[1]) for fault in certain if len(fault) == 2))
-        return Verdict(nodes, links, tuple(ambiguous), self._rounds, conclusive, reason)
+        return Localization(nodes, links, tuple(ambiguous), self._rounds, conclusive, reason)
 
     def _ask(self, groups: Sequence[Group]) -> _Asking:
         passed = yield tuple(groups)

@@ -29,7 +29,7 @@ POSITION_CLUE = "position_unknown"
 LOCALISED_NODE = "allreduce_connection.node"
 
 
-class Verdict(msgspec.Struct, frozen=True, rename="camel"):
+class Assessment(msgspec.Struct, frozen=True, rename="camel"):
     """What the findings amount to: the fault's class, the level that answers it, the code that decided."""
 
     fault_class: str
@@ -38,10 +38,10 @@ class Verdict(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
-PROCESS = Verdict("process", 1, "", "every check passed: the processes failed, not the machine")
+PROCESS = Assessment("process", 1, "", "every check passed: the processes failed, not the machine")
 
 
-def judge(findings: tuple[Finding, ...]) -> Verdict:
+def judge(findings: tuple[Finding, ...]) -> Assessment:
     """The verdict over one worker's failed checks; the worst one decides."""
     # `max` keeps the first of equals; with no finding at all the processes failed, not the machine.
     return max(map(_judge_one, findings), key=lambda verdict: verdict.level, default=PROCESS)
@@ -57,17 +57,19 @@ def obstructs(findings: tuple[Finding, ...]) -> bool:
     return any(finding.scope not in _NO_OBSTACLE for finding in findings)
 
 
-def _judge_one(finding: Finding) -> Verdict:
+def _judge_one(finding: Finding) -> Assessment:
     code = finding.finding or f"{finding.check}.failed"
     if finding.scope == "hardware" and finding.check in ("gpu", "rdma"):
-        return Verdict("hardware", 3, code, f"{finding.check} check: {code}: the node must leave")
+        return Assessment("hardware", 3, code, f"{finding.check} check: {code}: the node must leave")
     if finding.scope == "hardware" and code == LOCALISED_NODE:
-        return Verdict("hardware", 3, code, f"{finding.check} check: {code}: no group forms with this node")
+        return Assessment(
+            "hardware", 3, code, f"{finding.check} check: {code}: no group forms with this node"
+        )
     if finding.check == "runtime" or (finding.check == "io" and finding.scope in ("node", "hardware")):
-        return Verdict(
+        return Assessment(
             "container", 2, code, f"{finding.check} check: {code}: the container's surroundings are broken"
         )
-    return Verdict("unknown", 1, code, f"{finding.check} check: {code}: no machine can be blamed for it")
+    return Assessment("unknown", 1, code, f"{finding.check} check: {code}: no machine can be blamed for it")
 
 
 def plan_checks(policy: str, clues: tuple[str, ...]) -> tuple[tuple[str, ...], str]:

@@ -23,14 +23,14 @@ STORAGE, NETWORK, CORRELATED = "storage", "network", "correlated"
 _NO_OUTAGE = frozenset({"software", "slow"})
 
 
-class Together(NamedTuple):
+class CommonFailure(NamedTuple):
     """What so many have in common: `kind`, and in words."""
 
     kind: str
     reason: str
 
 
-class Round(NamedTuple):
+class WorkerFindings(NamedTuple):
     """What one worker's checks found: its node, when (wall seconds)."""
 
     node_name: str
@@ -39,8 +39,8 @@ class Round(NamedTuple):
 
 
 def judge(
-    reported: Mapping[str, Round], workers: Collection[str], now: float, policy: Guard
-) -> Together | None:
+    reported: Mapping[str, WorkerFindings], workers: Collection[str], now: float, policy: Guard
+) -> CommonFailure | None:
     """What all `workers` of a job have in common by what they `reported` of this round, if anything.
 
     None also as long as one hasn't reported: one healthy node shows that it isn't everybody.
@@ -57,15 +57,15 @@ def judge(
     for kind, found in ((STORAGE, _storage), (NETWORK, _network)):
         everybodys = [next(found(each), "") for each in rounds]
         if all(everybodys):
-            return Together(
+            return CommonFailure(
                 kind, f"{kind} is down for all {len(nodes)} nodes ({', '.join(sorted(set(everybodys)))})"
             )
     return None
 
 
 def too_many_broken(
-    reported: Mapping[str, Round], workers: Collection[str], now: float, policy: Guard
-) -> Together | None:
+    reported: Mapping[str, WorkerFindings], workers: Collection[str], now: float, policy: Guard
+) -> CommonFailure | None:
     """Checks of one round that condemn more nodes than can be the nodes' own fault: a flag, a driver, the
     cooling, or a check of ours is wrong. At a first check nothing else is looked at: a dependency that is
     down fails it anyway, without blaming anybody.
@@ -77,7 +77,7 @@ def too_many_broken(
     if len(broken) < policy.brake_nodes or len(broken) <= policy.brake_share * len(nodes):
         return None
     codes = ", ".join(sorted(set(broken.values())))
-    return Together(
+    return CommonFailure(
         CORRELATED,
         f"{len(broken)} of {len(nodes)} nodes are found broken together ({codes}): at most "
         f"{policy.brake_share:.0%} can be the nodes' own fault",
@@ -94,7 +94,7 @@ def wait_s(times: int, policy: Guard, *, probed: bool) -> float:
     return float(min(policy.probe_s * 2.0 ** min(times, 60), policy.hold_max_s))
 
 
-def _broken(rounds: Collection[Round], now: float, policy: Guard) -> dict[str, str]:
+def _broken(rounds: Collection[WorkerFindings], now: float, policy: Guard) -> dict[str, str]:
     """The nodes that would have to leave, with the code that says so."""
     found = {}
     for each in rounds:
@@ -104,10 +104,10 @@ def _broken(rounds: Collection[Round], now: float, policy: Guard) -> dict[str, s
     return found
 
 
-def _storage(each: Round) -> Iterator[str]:
+def _storage(each: WorkerFindings) -> Iterator[str]:
     return (f.finding for f in each.findings if f.check == "io" and f.scope not in _NO_OUTAGE)
 
 
-def _network(each: Round) -> Iterator[str]:
+def _network(each: WorkerFindings) -> Iterator[str]:
     # Broken storage behind a network is storage's matter.
     return (f.finding for f in each.findings if f.scope == "network" and f.check != "io")

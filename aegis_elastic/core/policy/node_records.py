@@ -86,7 +86,7 @@ class Standing(str, enum.Enum):
     PROBATION = "probation"
 
 
-class Verdict(NamedTuple):
+class NodeStanding(NamedTuple):
     """A node's standing now: by which taint (None when free), and in words."""
 
     standing: Standing
@@ -104,19 +104,19 @@ def condemned(record: NodeRecord, now: float) -> NodeTaint | None:
     return next((each for each in record.taints if each.kind != MANUAL and each.stands(now)), None)
 
 
-def judge(record: NodeRecord, now: float) -> Verdict:
+def judge(record: NodeRecord, now: float) -> NodeStanding:
     """Whether this node may take part at `now` (wall seconds), and why not."""
     standing = [taint for taint in record.taints if taint.stands(now)]
     if standing:
         # The one that keeps it out longest: naming another would promise a return that doesn't come.
         taint = max(standing, key=lambda each: each.until or float("inf"))
-        return Verdict(Standing.TAINTED, taint, f"{taint.kind}: {taint.reason}, says {taint.job}")
+        return NodeStanding(Standing.TAINTED, taint, f"{taint.kind}: {taint.reason}, says {taint.job}")
     broken = next((taint for taint in record.taints if taint.kind == HARDWARE), None)
     if broken is not None:
         how = "it returns by passing check and burn (aegisctl probation there), or by an untaint"
         why = f"on probation after {broken.reason}: {how}"
-        return Verdict(Standing.PROBATION, broken, why)
-    return Verdict(Standing.FREE, None, "")
+        return NodeStanding(Standing.PROBATION, broken, why)
+    return NodeStanding(Standing.FREE, None, "")
 
 
 def changes_at(record: NodeRecord, now: float) -> float:
@@ -124,7 +124,7 @@ def changes_at(record: NodeRecord, now: float) -> float:
     return min((taint.until for taint in record.taints if taint.until > now), default=float("inf"))
 
 
-def tainted(record: NodeRecord, taint: NodeTaint) -> NodeRecord:
+def with_taint(record: NodeRecord, taint: NodeTaint) -> NodeRecord:
     """The record with this taint in place of an older one of its kind. The same one twice changes nothing."""
     if taint in record.taints:
         return record
@@ -132,17 +132,17 @@ def tainted(record: NodeRecord, taint: NodeTaint) -> NodeRecord:
     changed = msgspec.structs.replace(record, taints=(*others, taint))
     if taint.kind == MANUAL:
         return changed  # what an operator plans is nothing that the node has done
-    return happened(changed, Incident(taint.reason, taint.kind, taint.time, taint.job))
+    return with_incident(changed, Incident(taint.reason, taint.kind, taint.time, taint.job))
 
 
-def knows(record: NodeRecord, taint: NodeTaint) -> bool:
+def had_taint(record: NodeRecord, taint: NodeTaint) -> bool:
     """Whether this taint was ever entered, though it may have been lifted since."""
     return taint in record.taints or any(
         (each.job, each.time, each.kind) == (taint.job, taint.time, taint.kind) for each in record.incidents
     )
 
 
-def untainted(record: NodeRecord, kinds: Iterable[str] = KINDS) -> NodeRecord:
+def without_taints(record: NodeRecord, kinds: Iterable[str] = KINDS) -> NodeRecord:
     """The record without its taints (of these kinds); incidents and score stay."""
     gone = set(kinds)
     return msgspec.structs.replace(
@@ -150,18 +150,18 @@ def untainted(record: NodeRecord, kinds: Iterable[str] = KINDS) -> NodeRecord:
     )
 
 
-def on_trial(record: NodeRecord, now: float, failure: str, job: str, until: float) -> NodeRecord:
+def after_probation(record: NodeRecord, now: float, failure: str, job: str, until: float) -> NodeRecord:
     """What a probation led to: passed without `failure`, else out until `until` (0: no end)."""
     if judge(record, now).standing is not Standing.PROBATION:
         return record  # somebody decided otherwise meanwhile
-    free = untainted(record, (HARDWARE,))
+    free = without_taints(record, (HARDWARE,))
     if not failure:
         return free
     reason = clip(f"probation not passed: {failure}")
-    return tainted(free, NodeTaint(reason, HARDWARE, now, job, until))
+    return with_taint(free, NodeTaint(reason, HARDWARE, now, job, until))
 
 
-def happened(record: NodeRecord, incident: Incident) -> NodeRecord:
+def with_incident(record: NodeRecord, incident: Incident) -> NodeRecord:
     """The record with one more incident, unless it has that one; a repeated anomaly changes nothing."""
     for known in record.incidents:
         if known == incident:
@@ -197,7 +197,7 @@ def is_idle(record: NodeRecord, now: float) -> bool:
     return not record.taints and record.isolated is None and forgotten
 
 
-def row(record: NodeRecord, now: float) -> dict[str, Any]:
+def as_row(record: NodeRecord, now: float) -> dict[str, Any]:
     """The node as `aegisctl nodes --json` shows it; times in wall seconds, ages in seconds."""
     verdict = judge(record, now)
     taint = verdict.taint

@@ -55,7 +55,7 @@ class Action(str, enum.Enum):
 
 
 # As humans are told of them.
-IN_WORDS = {
+DESCRIPTIONS = {
     Action.LEVEL_1: "the restart in place",
     Action.RESTART_HUNG: "the restart in place",
     Action.LEVEL_2: "the restart of the agent",
@@ -83,7 +83,7 @@ class Rules(NamedTuple):
 
 # The table of section 11. A crash must not wait three minutes, and a fourth crash in a day must not strand a
 # job that allows a hundred retries: level 1 after an exit is bounded by maxRetry alone. Where the breaker is
-# open (`spent`) it rather starts on a fit spare, if one waits.
+# open (`breaker_open`) it rather starts on a fit spare, if one waits.
 RULES = {
     Action.LEVEL_1: Rules(False, False, counts=True, guarded=False, boundary=False, retry=1),
     Action.RESTART_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=1),
@@ -110,7 +110,7 @@ class Anchor(msgspec.Struct, frozen=True):
     seen: float
 
 
-class Counted(msgspec.Struct, frozen=True):
+class CountedAction(msgspec.Struct, frozen=True):
     """One action on the breaker."""
 
     id: str
@@ -128,7 +128,7 @@ class Outcome(str, enum.Enum):
     WITHDRAWN = "withdrawn"
 
 
-class Deed(msgspec.Struct, frozen=True):
+class GuardedAction(msgspec.Struct, frozen=True):
     """The newest guarded action on a node. `token` is the lock's: it grows from holder to holder."""
 
     id: str
@@ -148,12 +148,12 @@ class Deed(msgspec.Struct, frozen=True):
 class NodeGuard(msgspec.Struct, frozen=True):
     """All that the guard knows of a node over all jobs: one record, one compare-and-swap."""
 
-    counted: tuple[Counted, ...] = ()
+    counted: tuple[CountedAction, ...] = ()
     cool_until: float = 0.0
-    deed: Deed | None = None
+    last_action: GuardedAction | None = msgspec.field(name="deed", default=None)
 
 
-class Case(NamedTuple):
+class Condition(NamedTuple):
     """A condition of one node, as one job sees it, and what would be done about it."""
 
     node_name: str
@@ -163,7 +163,7 @@ class Case(NamedTuple):
     reason: str
 
 
-class Seen(NamedTuple):
+class Observation(NamedTuple):
     """The condition as the shared records say it now. `boundary`: stopping would lose nothing; `counts` is
     how many looks in a row found it bad.
     """
@@ -173,7 +173,7 @@ class Seen(NamedTuple):
     counts: int
 
 
-class Do(str, enum.Enum):
+class DecisionKind(str, enum.Enum):
     """What a look at a case leads to."""
 
     NOTHING = "nothing"
@@ -187,7 +187,7 @@ class Do(str, enum.Enum):
 class Decision(NamedTuple):
     """What to do, and why."""
 
-    do: Do
+    kind: DecisionKind
     reason: str
 
 
@@ -199,7 +199,7 @@ def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Ac
     if verdict is Verdict.SLOW:
         return Action.EVICT_SLOW
     if verdict in (Verdict.FROZEN, Verdict.DESYNC):
-        again = any(entry.action is Action.RESTART_HUNG for entry in lately(node, now))
+        again = any(entry.action is Action.RESTART_HUNG for entry in recent_actions(node, now))
         return Action.EVICT_HUNG if again and can_leave else Action.RESTART_HUNG
     # Silent, while its training goes on: it may be switched off or cut off. Or alive, and merely long at
     # something: killing that is a real loss for a guess.
@@ -207,51 +207,60 @@ def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Ac
 
 
 def consider(
-    case: Case, seen: Seen, anchor: Anchor | None, node: NodeGuard, now: float, policy: Guard
+    condition: Condition, seen: Observation, anchor: Anchor | None, node: NodeGuard, now: float, policy: Guard
 ) -> Decision:
     """Whether this case's action is due. The same question is asked twice: at a look, and under the lock."""
-    rules = RULES[case.action]
+    rules = RULES[condition.action]
     if not seen.bad:
-        return Decision(Do.CLEAR if anchor else Do.NOTHING, "it has recovered")
+        return Decision(DecisionKind.CLEAR if anchor else DecisionKind.NOTHING, "it has recovered")
     if rules.cooldown and (left_s := cooling_s(node, now, policy)) > 0:
         # "Still bad" right after a restart is what a restart looks like.
         reason = f"our own doing: {left_s:.0f} s of the cooldown are left"
-        return Decision(Do.CLEAR if anchor else Do.WAIT, reason)
+        return Decision(DecisionKind.CLEAR if anchor else DecisionKind.WAIT, reason)
     if rules.persistence:
         waiting = _persistence(seen, anchor, now, policy)
         if waiting is not None:
             return waiting
-    used = len(guarded(node, now))
+    used = len(breaker_actions(node, now))
     if rules.guarded and used >= policy.actions_per_day:
-        reason = f"the breaker is open: {used} actions on {case.node_name} in 24 h"
-        return Decision(Do.ALERT, f"{reason}, {policy.actions_per_day} are allowed")
-    if rules.guarded and node.deed is not None and _unsettled(node.deed, now, policy):
-        return Decision(Do.WAIT, f"what became of {IN_WORDS[node.deed.action]} before isn't settled yet")
+        reason = f"the breaker is open: {used} actions on {condition.node_name} in 24 h"
+        return Decision(DecisionKind.ALERT, f"{reason}, {policy.actions_per_day} are allowed")
+    if rules.guarded and node.last_action is not None and _unsettled(node.last_action, now, policy):
+        return Decision(
+            DecisionKind.WAIT,
+            f"what became of {DESCRIPTIONS[node.last_action.action]} before isn't settled yet",
+        )
     if rules.boundary and not seen.boundary:
-        return Decision(Do.WAIT, "it leaves when a checkpoint has completed")
+        return Decision(DecisionKind.WAIT, "it leaves when a checkpoint has completed")
     held = f", for {now - anchor.since:.0f} s" if anchor else ""
-    return Decision(Do.ACT, f"{case.verdict.value}{held}: {case.reason}")
+    return Decision(DecisionKind.ACT, f"{condition.verdict.value}{held}: {condition.reason}")
 
 
-def _unsettled(deed: Deed, now: float, policy: Guard) -> bool:
+def _unsettled(taken: GuardedAction, now: float, policy: Guard) -> bool:
     # Its job may have ended, and with it all who would have followed it up.
     forgotten_s = policy.act_timeout_s + 2 * policy.escalation_s
-    return not deed.followed_up and now - deed.at < forgotten_s
+    return not taken.followed_up and now - taken.at < forgotten_s
 
 
-def _persistence(seen: Seen, anchor: Anchor | None, now: float, policy: Guard) -> Decision | None:
+def _persistence(seen: Observation, anchor: Anchor | None, now: float, policy: Guard) -> Decision | None:
     if anchor is not None and now - anchor.seen > stale_s(policy):
-        return Decision(Do.CLEAR, f"nobody looked for {now - anchor.seen:.0f} s: it may have been another")
+        return Decision(
+            DecisionKind.CLEAR, f"nobody looked for {now - anchor.seen:.0f} s: it may have been another"
+        )
     if anchor is None:
         if seen.counts < policy.observations:
-            return Decision(Do.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted")
-        return Decision(Do.ANCHOR, f"seen {seen.counts} times in a row: the clock starts")
+            return Decision(
+                DecisionKind.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted"
+            )
+        return Decision(DecisionKind.ANCHOR, f"seen {seen.counts} times in a row: the clock starts")
     # Whoever set the anchor has seen it often enough, for everybody: a successor doesn't count anew.
     if anchor.since > now + SKEW_S:
-        return Decision(Do.CLEAR, "the clock's start lies ahead: whoever set it had another time")
+        return Decision(DecisionKind.CLEAR, "the clock's start lies ahead: whoever set it had another time")
     if now - anchor.since < policy.persistence_s:
         held_s = max(now - anchor.since, 0.0)
-        return Decision(Do.WAIT, f"it has held for {held_s:.0f} s, {policy.persistence_s:.0f} s are wanted")
+        return Decision(
+            DecisionKind.WAIT, f"it has held for {held_s:.0f} s, {policy.persistence_s:.0f} s are wanted"
+        )
     return None
 
 
@@ -268,25 +277,25 @@ def cooling_s(node: NodeGuard, now: float, policy: Guard) -> float:
     return left_s if 0 < left_s <= policy.cooldown_s + SKEW_S else 0.0
 
 
-def lately(node: NodeGuard, now: float) -> list[Counted]:
+def recent_actions(node: NodeGuard, now: float) -> list[CountedAction]:
     """What was done to the node in the last 24 hours."""
     return [entry for entry in node.counted if now - DAY_S < entry.at <= now + SKEW_S]
 
 
-def guarded(node: NodeGuard, now: float) -> list[Counted]:
+def breaker_actions(node: NodeGuard, now: float) -> list[CountedAction]:
     """What of it the breaker stops at."""
-    return [entry for entry in lately(node, now) if RULES[entry.action].guarded]
+    return [entry for entry in recent_actions(node, now) if RULES[entry.action].guarded]
 
 
-def spent(node: NodeGuard, now: float, policy: Guard) -> str:
+def breaker_open(node: NodeGuard, now: float, policy: Guard) -> str:
     """Why automation has done enough to this node today, "" if it hasn't."""
-    used = len(guarded(node, now))
+    used = len(breaker_actions(node, now))
     if used < policy.actions_per_day:
         return ""
     return f"the breaker is open: {used} actions in 24 h, {policy.actions_per_day} are allowed"
 
 
-def count(node: NodeGuard, entry: Counted) -> NodeGuard:
+def count(node: NodeGuard, entry: CountedAction) -> NodeGuard:
     """With one more action on the breaker; the same one twice changes nothing."""
     if not RULES[entry.action].counts or any(entry.id == known.id for known in node.counted):
         return node
@@ -297,7 +306,7 @@ def count(node: NodeGuard, entry: Counted) -> NodeGuard:
     return msgspec.structs.replace(node, counted=(*kept, entry))
 
 
-def done_by_others(node: NodeGuard, entry: Counted, policy: Guard) -> NodeGuard:
+def with_external_action(node: NodeGuard, entry: CountedAction, policy: Guard) -> NodeGuard:
     """With an action that the machine decided without us: counted, and its consequences are our own doing."""
     after = count(node, entry)
     if after == node:
@@ -309,34 +318,34 @@ def objection(node: NodeGuard, now: float, policy: Guard) -> str:
     """Why a node's isolation, which has been counted, should not reach its scheduler by itself; "" if it
     may.
     """
-    used = len(guarded(node, now))
+    used = len(breaker_actions(node, now))
     if used <= policy.actions_per_day:
         return ""
     return f"the breaker is open: {used} actions in 24 h, {policy.actions_per_day} are allowed"
 
 
-def commit(node: NodeGuard, deed: Deed, policy: Guard) -> NodeGuard:
+def commit(node: NodeGuard, taken: GuardedAction, policy: Guard) -> NodeGuard:
     """The record as it must be before the deed is done: counted, cooling, begun."""
-    made = count(node, Counted(deed.id, deed.action, deed.at))
-    return msgspec.structs.replace(made, cool_until=deed.at + policy.cooldown_s, deed=deed)
+    made = count(node, CountedAction(taken.id, taken.action, taken.at))
+    return msgspec.structs.replace(made, cool_until=taken.at + policy.cooldown_s, last_action=taken)
 
 
-def settle(node: NodeGuard, deed_id: str, outcome: Outcome, policy: Guard) -> NodeGuard:
+def settle(node: NodeGuard, action_id: str, outcome: Outcome, policy: Guard) -> NodeGuard:
     """The record after the deed. Another's deed is left alone."""
-    deed = node.deed
-    if deed is None or deed.id != deed_id or deed.followed_up:
+    taken = node.last_action
+    if taken is None or taken.id != action_id or taken.followed_up:
         return node
     if outcome is Outcome.WITHDRAWN:
         # Nothing was done: nothing counts, and nothing is to be waited for.
-        kept = tuple(entry for entry in node.counted if entry.id != deed_id)
+        kept = tuple(entry for entry in node.counted if entry.id != action_id)
         return NodeGuard(counted=kept)
-    after = msgspec.structs.replace(deed, outcome=outcome)
+    after = msgspec.structs.replace(taken, outcome=outcome)
     if outcome is Outcome.FAILED:
         # It may be tried again, and the human who is called now is its follow-up.
         after = msgspec.structs.replace(after, followed_up=True)
-        return msgspec.structs.replace(node, deed=after, cool_until=0.0)
+        return msgspec.structs.replace(node, last_action=after, cool_until=0.0)
     # UNKNOWN keeps its cooldown: perhaps it was done.
-    return msgspec.structs.replace(node, deed=after)
+    return msgspec.structs.replace(node, last_action=after)
 
 
 class FollowUp(str, enum.Enum):
@@ -348,25 +357,33 @@ class FollowUp(str, enum.Enum):
     ESCALATE = "escalate"
 
 
-def follow_up(deed: Deed, bad: bool, now: float, policy: Guard) -> tuple[FollowUp, str]:
+def follow_up(taken: GuardedAction, bad: bool, now: float, policy: Guard) -> tuple[FollowUp, str]:
     """Whether the deed helped. `bad`: the condition holds now."""
-    age_s = now - deed.at
-    if deed.followed_up:
+    age_s = now - taken.at
+    if taken.followed_up:
         return FollowUp.WAIT, "it has been followed up"
-    if deed.outcome is Outcome.BEGUN and age_s >= policy.act_timeout_s:
+    if taken.outcome is Outcome.BEGUN and age_s >= policy.act_timeout_s:
         return FollowUp.GIVE_UP, f"nothing was heard of it for {age_s:.0f} s"
     if age_s < policy.escalation_s:
         return FollowUp.WAIT, f"{policy.escalation_s - age_s:.0f} s until it is judged"
     if bad:
-        return FollowUp.ESCALATE, f"{IN_WORDS[deed.action]} did not help: {deed.verdict} after {age_s:.0f} s"
-    return FollowUp.HELPED, f"{IN_WORDS[deed.action]} helped: no longer {deed.verdict}"
+        return (
+            FollowUp.ESCALATE,
+            f"{DESCRIPTIONS[taken.action]} did not help: {taken.verdict} after {age_s:.0f} s",
+        )
+    return (
+        FollowUp.HELPED,
+        f"{DESCRIPTIONS[taken.action]} helped: no longer {taken.verdict}",
+    )
 
 
-def followed_up(node: NodeGuard, deed_id: str) -> NodeGuard:
+def followed_up(node: NodeGuard, action_id: str) -> NodeGuard:
     """The record with this deed done with."""
-    if node.deed is None or node.deed.id != deed_id:
+    if node.last_action is None or node.last_action.id != action_id:
         return node
-    return msgspec.structs.replace(node, deed=msgspec.structs.replace(node.deed, followed_up=True))
+    return msgspec.structs.replace(
+        node, last_action=msgspec.structs.replace(node.last_action, followed_up=True)
+    )
 
 
 class PageRecord(msgspec.Struct, frozen=True):

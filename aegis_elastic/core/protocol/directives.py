@@ -36,7 +36,7 @@ class Rejoin(_Directive, tag="recall", frozen=True, rename="camel"):
     reason: str
 
 
-class Renew(_Directive, tag="renew", frozen=True, rename="camel"):
+class Reexec(_Directive, tag="renew", frozen=True, rename="camel"):
     """Execute yourself again in a clean process, under the same name (level 2)."""
 
     reason: str
@@ -48,7 +48,7 @@ class OperatorCheck(_Directive, tag="look", frozen=True, rename="camel"):
     where the collective checks meet.
     """
 
-    look: str
+    check_id: str = msgspec.field(name="look")
     checks: tuple[str, ...] = ()
     budgets_s: dict[str, float] = {}
     burn_s: float = 0.0
@@ -61,14 +61,14 @@ class FinalReport(_Directive, tag="finalReport", frozen=True, rename="camel"):
     report: Report
 
 
-Directive = JwtRenewal | Dismissal | Rejoin | Renew | OperatorCheck | FinalReport
+Directive = JwtRenewal | Dismissal | Rejoin | Reexec | OperatorCheck | FinalReport
 
 _decoder = msgspec.json.Decoder(Directive)
 
 
-def encode(word: Directive) -> bytes:
+def encode(directive: Directive) -> bytes:
     """The word as JSON."""
-    return msgspec.json.encode(word)
+    return msgspec.json.encode(directive)
 
 
 def decode(raw: bytes) -> Directive:

@@ -25,13 +25,13 @@ class Device(msgspec.Struct, frozen=True, rename="camel"):
 
     device: str
     elapsed_s: float
-    says: str
+    text: str = msgspec.field(name="says")
 
 
 class Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What one node has found of the look `look`. `done`: all of it; `why`: it could not be done."""
 
-    look: str
+    check_id: str = msgspec.field(name="look")
     results: tuple[CheckResult, ...] = ()
     devices: tuple[Device, ...] = ()
     done: bool = False
@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True, rename="camel"):
     start).
     """
 
-    look: str
+    check_id: str = msgspec.field(name="look")
     nodes: tuple[NodeAnswer, ...]
     over: bool
     limit_s: float

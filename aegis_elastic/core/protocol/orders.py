@@ -87,7 +87,7 @@ def hanging(status: Status) -> str:
     return next(told, "")[:_REASON_CHARS_MAX]
 
 
-def wanted(status: Status) -> Order:
+def derive_order(status: Status) -> Order:
     """The order that every worker of this job should be following now."""
     action = _ACTION[status.phase]
     if status.phase is Phase.PENDING and status.mode is Mode.INDEPENDENT:

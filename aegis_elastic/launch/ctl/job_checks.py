@@ -1,4 +1,4 @@
-"""`aegisctl check|bootcheck|burn --job NAME`: the same on every node of a job, through its master.
+"""`aegisctl check|bootcheck|burn --job NAME`: operator checks on every node of a job, through its master.
 
 Exit codes: 0 nothing found, 1 a finding or a node that doesn't answer, 2 wrong use, 3 no such job.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,38 +19,39 @@ from aegis_elastic.control.host.errors import AdminRefused, NoSuchJob, UsageErro
 from aegis_elastic.core.protocol import operator_checks
 from aegis_elastic.core.protocol.operator_checks import NodeAnswer, Progress
 from aegis_elastic.launch.ctl import admin_client
-from aegis_elastic.launch.ctl.admin_client import Admin
+from aegis_elastic.launch.ctl.admin_client import Admin, FindMaster
 from aegis_elastic.launch.screens.formatting import clean
 from aegis_elastic.launch.screens.node_checks import Bars, table
 
-FindJob = Callable[[argparse.Namespace], "Admin | None"]
-# The master holds an answer for a few seconds when there is nothing new.
+# The master holds its answer for a few seconds when there is nothing new.
 ANSWER_S = 15.0
 _FLAG = "--while-training"
 
 
 def add_flag(command: argparse.ArgumentParser) -> None:
-    """Declare what only a look at a whole job needs."""
+    """Declare the flag that only checks of a whole job have."""
     command.add_argument(
         _FLAG, action="store_true", help="with --job: also what would disturb the ranks that train"
     )
 
 
-def wanted(args: argparse.Namespace) -> bool:
-    """Whether the command line names a job; a variable alone doesn't make a check of this node one of all."""
+def names_a_job(args: argparse.Namespace) -> bool:
+    """Whether the command line names a job. AEGIS_JOB alone doesn't: a check of this node stays one."""
     return getattr(args, "job", None) is not None or getattr(args, "run_dir", None) is not None
 
 
-def look(find: FindJob, args: argparse.Namespace, console: Console, asked: Mapping[str, Any]) -> int:
-    """Ask the job's master for this look, show how it goes and what came out; returns the exit code."""
-    way = find(args)
-    if way is None:
-        raise NoSuchJob("cannot look at this job's nodes: the job has ended")
+def run_on_job(
+    find_master: FindMaster, args: argparse.Namespace, console: Console, request: Mapping[str, Any]
+) -> int:
+    """Have the job's master run this operator check, show its progress and results; returns the exit code."""
+    admin = find_master(args)
+    if admin is None:
+        raise NoSuchJob("cannot check this job's nodes: the job has ended")
     try:
-        begun = _ask(way, "look", {**asked, "while_training": args.while_training})
+        first = _call(admin, "look", {**request, "while_training": args.while_training})
     except AdminRefused as error:
         raise UsageError(str(error)) from error
-    progress = _follow(way, begun, float(asked.get("burn_s") or begun.limit_s), args.json)
+    progress = _follow(admin, first, float(request.get("burn_s") or first.limit_s), args.json)
     if args.json:
         print(_as_json(progress))
     else:
@@ -58,47 +59,49 @@ def look(find: FindJob, args: argparse.Namespace, console: Console, asked: Mappi
     return 0 if all(map(_passed, progress.nodes)) else 1
 
 
-def without_disturbing(checks: Sequence[str], args: argparse.Namespace) -> tuple[str, ...]:
-    """Of these checks those that a training doesn't feel, if the command line doesn't say otherwise."""
+def only_harmless(checks: Sequence[str], args: argparse.Namespace) -> tuple[str, ...]:
+    """Of these checks the ones that don't disturb training; all of them with --while-training."""
     if args.while_training:
         return tuple(checks)
-    left = tuple(check for check in checks if check in operator_checks.HARMLESS)
-    out = [check for check in checks if check not in operator_checks.HARMLESS]
-    if out:
-        said = f"without {', '.join(out)}, which would disturb a training; {_FLAG} runs it all the same"
-        print(f"aegisctl: {said}", file=sys.stderr)
-    return left
+    harmless = tuple(check for check in checks if check in operator_checks.HARMLESS)
+    excluded = [check for check in checks if check not in operator_checks.HARMLESS]
+    if excluded:
+        notice = (
+            f"without {', '.join(excluded)}, which would disturb a training; {_FLAG} runs it all the same"
+        )
+        print(f"aegisctl: {notice}", file=sys.stderr)
+    return harmless
 
 
-def _ask(way: Admin, op: str, args: Mapping[str, Any]) -> Progress:
-    return msgspec.convert(admin_client.call(way, op, args, timeout_s=ANSWER_S), Progress)
+def _call(admin: Admin, op: str, args: Mapping[str, Any]) -> Progress:
+    return msgspec.convert(admin_client.call(admin, op, args, timeout_s=ANSWER_S), Progress)
 
 
-def _follow(way: Admin, begun: Progress, usual_s: float, quiet: bool) -> Progress:
-    """Wait until it is over; bars meanwhile where people look on, full after `usual_s`."""
-    progress, seen = begun, set[str]()
-    with ExitStack() as undo:
-        bars = undo.enter_context(Bars(quiet))
+def _follow(admin: Admin, first: Progress, expected_s: float, quiet: bool) -> Progress:
+    """Wait until it is over; progress bars meanwhile on a terminal, full after `expected_s`."""
+    progress, ended = first, set[str]()
+    with ExitStack() as stack:
+        bars = stack.enter_context(Bars(quiet))
         for node in progress.nodes:
-            bars.add(node.worker, usual_s)
+            bars.add(node.worker, expected_s)
         while not progress.over:
-            progress = _ask(way, "looked", {"look": begun.look})
+            progress = _call(admin, "looked", {"look": first.check_id})
             for node in progress.nodes:
-                _draw(bars, node, usual_s, seen)
+                _draw(bars, node, expected_s, ended)
     return progress
 
 
-def _draw(bars: Bars, node: NodeAnswer, usual_s: float, seen: set[str]) -> None:
+def _draw(bars: Bars, node: NodeAnswer, expected_s: float, ended: set[str]) -> None:
     answer = node.answer
     if answer is None:
         return
     for device in answer.devices:
-        bars.show(f"{node.worker} {device.device}", usual_s, device.elapsed_s, clean(device.says, 80))
+        bars.show(f"{node.worker} {device.device}", expected_s, device.elapsed_s, clean(device.text, 80))
     took_s = sum(result.duration_s for result in answer.results)
     names = ", ".join(result.check_type for result in answer.results)
-    bars.show(node.worker, usual_s, took_s, clean(names, 60))
-    if answer.done and node.worker not in seen:
-        seen.add(node.worker)
+    bars.show(node.worker, expected_s, took_s, clean(names, 60))
+    if answer.done and node.worker not in ended:
+        ended.add(node.worker)
         bars.end(node.worker, _passed(node))
 
 
@@ -145,5 +148,5 @@ def _as_json(progress: Progress) -> str:
         }
         for node in progress.nodes
     ]
-    said = {"pass": all(map(_passed, progress.nodes)), "nodes": nodes}
-    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()
+    document = {"pass": all(map(_passed, progress.nodes)), "nodes": nodes}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

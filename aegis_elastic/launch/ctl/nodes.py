@@ -1,7 +1,7 @@
-"""`aegisctl taint`, `untaint`, `nodes` and `probation`: the records of a cluster's nodes, read and changed.
+"""`aegisctl taint`, `untaint`, `nodes` and `probation`: read and change the records of a cluster's nodes.
 
-They need no job: the records lie under --state-dir or in --store. Where neither is given they are those that
-a running job knows, and its master is asked.
+They need no job: the records are under --state-dir or in --store. Where neither is given they are those of a
+running job, and its master is called.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aegis_elastic.control.isolation.isolations import release
 from aegis_elastic.core.policy import node_records
 from aegis_elastic.core.policy.node_records import MANUAL, Isolated, NodeRecord, NodeTaint, Standing
 from aegis_elastic.launch.ctl import admin_client, probation
-from aegis_elastic.launch.ctl.admin_client import Admin
+from aegis_elastic.launch.ctl.admin_client import FindMaster
 from aegis_elastic.launch.flags import nodes
 from aegis_elastic.launch.screens.formatting import clean, duration, plural
 from aegis_elastic.store.contract import StoreError
@@ -38,13 +38,12 @@ from aegis_elastic.store.contract import StoreError
 NODE_CHARS_MAX = 253
 SCORE_WORTH_SHOWING = 0.1
 Add = Callable[..., argparse.ArgumentParser]
-FindJob = Callable[[argparse.Namespace], "Admin | None"]
 Row = dict[str, Any]
 _Result = TypeVar("_Result")
 
 
-def add_commands(add: Add, as_json: argparse.ArgumentParser, find: FindJob) -> None:
-    """Declare the commands. `find` gives the way to the master of the job that the arguments name."""
+def add_commands(add: Add, as_json: argparse.ArgumentParser, find_master: FindMaster) -> None:
+    """Declare the commands."""
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $AEGIS_STATE_DIR")
     where.add_argument("--store", type=nodes.etcd, metavar="URL", help="default: $AEGIS_STORE")
@@ -54,137 +53,145 @@ def add_commands(add: Add, as_json: argparse.ArgumentParser, find: FindJob) -> N
         type=nodes.isolation,
         default=os.environ.get("AEGIS_ISOLATION", "none"),
         metavar="DRIVER",
-        help="the driver, where no job is asked (default: $AEGIS_ISOLATION)",
+        help="the driver, without a job (default: $AEGIS_ISOLATION)",
     )
-    out = add(
-        "taint", lambda a, c: _taint(a, c, find), "Keep nodes out of all later rendezvous.",
+    taint = add(
+        "taint", lambda a, c: _taint(a, c, find_master), "Keep nodes out of all later rendezvous.",
         as_json, where, scheduler,
     )  # fmt: skip
-    out.add_argument("--reason", required=True, help="why, for whoever is refused because of it")
-    out.add_argument("--expires", type=nodes.duration, metavar="2h", help="for how long (default: no end)")
-    out.add_argument("--isolate", action="store_true", help="take them from their scheduler, too")
-    back = add(
-        "untaint", lambda a, c: _untaint(a, c, find), "Let nodes take part again, also those on probation.",
+    taint.add_argument("--reason", required=True, help="why, for whoever is refused because of it")
+    taint.add_argument("--expires", type=nodes.duration, metavar="2h", help="for how long (default: no end)")
+    taint.add_argument("--isolate", action="store_true", help="take them from their scheduler, too")
+    untaint = add(
+        "untaint", lambda a, c: _untaint(a, c, find_master), "Let nodes join again, also those on probation.",
         as_json, where, scheduler,
     )  # fmt: skip
-    for each in (out, back):
+    for each in (taint, untaint):
         each.add_argument("nodes", nargs="+", metavar="NODE")
-    listed = add("nodes", lambda a, c: _nodes(a, c, find), "Show what is known of nodes.", as_json, where)
-    listed.add_argument("--all", action="store_true", help="those, too, of which little is known")
-    listed.add_argument("--exclude", action="store_true", help="only the names not to be used: a,b,c")
-    trial = add(
-        "probation", _probation, "Check and burn this node, and let it take part again if it passes.", where
+    listing = add(
+        "nodes", lambda a, c: _nodes(a, c, find_master), "Show what is known of nodes.", as_json, where
     )
-    trial.add_argument(
+    listing.add_argument("--all", action="store_true", help="those, too, of which little is known")
+    listing.add_argument("--exclude", action="store_true", help="only the names not to be used: a,b,c")
+    probation_command = add(
+        "probation", _probation, "Check and burn this node, and let it join again if it passes.", where
+    )
+    probation_command.add_argument(
         "--burn-s", type=nodes.duration, default=nodes.PROBATION_BURN_S, metavar="S",
         help=f"how long (default: {nodes.PROBATION_BURN_S:.0f})",
     )  # fmt: skip
-    trial.add_argument("--tied-to", type=int, help=argparse.SUPPRESS)
+    probation_command.add_argument("--tied-to", type=int, help=argparse.SUPPRESS)
 
 
-def _taint(args: argparse.Namespace, console: Console, find: FindJob) -> int:
+def _taint(args: argparse.Namespace, console: Console, find_master: FindMaster) -> int:
     names, now = _names(args.nodes), time.time()
     until = now + args.expires if args.expires else 0.0
     scope = _scope(args)
     if scope is None:
-        asked = {"nodes": names, "reason": args.reason, "by": _who(), "until": until, "isolate": args.isolate}
-        return _show_rows(args, console, _ask(args, find, "taint", asked))
-    taint = NodeTaint(node_records.clip(args.reason), MANUAL, now, _who(), until)
+        request = {
+            "nodes": names,
+            "reason": args.reason,
+            "by": _operator(),
+            "until": until,
+            "isolate": args.isolate,
+        }
+        return _show_rows(args, console, _call_master(args, find_master, "taint", request))
+    taint = NodeTaint(node_records.clip(args.reason), MANUAL, now, _operator(), until)
     driver = _driver(args)
     if args.isolate and driver is None:
         raise UsageError("cannot isolate: --isolate wants --isolation DRIVER, too, where no job is asked")
     driver = driver if args.isolate else None
-    rows, outcomes = _in(scope, _enter(scope, names, taint, driver))
+    rows, outcomes = _run_and_close(scope, _write_taints(scope, names, taint, driver))
     return _show_rows(args, console, rows, outcomes)
 
 
-async def _enter(
+async def _write_taints(
     scope: ClusterScope, names: Sequence[str], taint: NodeTaint, driver: Driver | None
 ) -> tuple[list[Row], list[Outcome]]:
     rows, outcomes = [], []
 
-    def marked(found: NodeRecord) -> NodeRecord:
+    def with_isolation(found: NodeRecord) -> NodeRecord:
         mark = Isolated(driver.name if driver else "", taint.time, taint.job)
         return msgspec.structs.replace(found, isolated=found.isolated or mark)
 
     for name in names:
-        record = await scope.change(name, lambda found: node_records.tainted(found, taint))
+        record = await scope.change(name, lambda found: node_records.with_taint(found, taint))
         if driver is not None:
             outcomes.append(outcome := await ask(driver, "isolate", name, taint.reason))
             if outcome.ok:
-                record = await scope.change(name, marked)
-        rows.append(node_records.row(record, taint.time))
+                record = await scope.change(name, with_isolation)
+        rows.append(node_records.as_row(record, taint.time))
     return rows, outcomes
 
 
-def _untaint(args: argparse.Namespace, console: Console, find: FindJob) -> int:
+def _untaint(args: argparse.Namespace, console: Console, find_master: FindMaster) -> int:
     names, scope = _names(args.nodes), _scope(args)
     if scope is None:
-        return _show_rows(args, console, _ask(args, find, "untaint", {"nodes": names}))
-    rows, outcomes = _in(scope, _lift(scope, names, _driver(args)))
+        return _show_rows(args, console, _call_master(args, find_master, "untaint", {"nodes": names}))
+    rows, outcomes = _run_and_close(scope, _remove_taints(scope, names, _driver(args)))
     return _show_rows(args, console, rows, outcomes)
 
 
-async def _lift(
+async def _remove_taints(
     scope: ClusterScope, names: Sequence[str], driver: Driver | None
 ) -> tuple[list[Row], list[Outcome]]:
     rows, outcomes = [], []
     for name in names:
-        record = await scope.change(name, node_records.untainted)
+        record = await scope.change(name, node_records.without_taints)
         if driver is not None:
             outcome = await release(scope, driver, name, time.time())
             outcomes += [outcome] if outcome else []
             record = await scope.record(name)
-        rows.append(node_records.row(record, time.time()))
+        rows.append(node_records.as_row(record, time.time()))
     return rows, outcomes
 
 
-def _nodes(args: argparse.Namespace, console: Console, find: FindJob) -> int:
+def _nodes(args: argparse.Namespace, console: Console, find_master: FindMaster) -> int:
     scope = _scope(args)
     if scope is None:
-        answer = _ask(args, find, "nodes", {})
+        answer = _call_master(args, find_master, "nodes", {})
         where, rows = str(answer["where"]), list(answer["nodes"])
     else:
-        found = _in(scope, scope.records())
-        where, rows = scope.where, [node_records.row(record, time.time()) for record in found.values()]
+        found = _run_and_close(scope, scope.records())
+        where, rows = scope.where, [node_records.as_row(record, time.time()) for record in found.values()]
     rows.sort(key=lambda row: (row["standing"] == Standing.FREE.value, -row["score"], row["nodeName"]))
-    out = [row["nodeName"] for row in rows if row["standing"] != Standing.FREE.value]
+    not_free = [row["nodeName"] for row in rows if row["standing"] != Standing.FREE.value]
     if args.exclude:
-        print(",".join(out))
+        print(",".join(not_free))
     elif args.json:
         print(_pretty({"where": where, "nodes": rows}))
     else:
-        worth = [row for row in rows if args.all or _worth_showing(row)]
-        if worth:
-            console.print(_table(worth))
-        known = "" if len(worth) == len(rows) else f", {plural(len(rows), 'node')} known (--all)"
+        shown = [row for row in rows if args.all or _is_worth_showing(row)]
+        if shown:
+            console.print(_table(shown))
+        known = "" if len(shown) == len(rows) else f", {plural(len(rows), 'node')} known (--all)"
         console.print(
-            f"{plural(len(out), 'node')} not to be used{known}; from {clean(where)}", soft_wrap=True
+            f"{plural(len(not_free), 'node')} not to be used{known}; from {clean(where)}", soft_wrap=True
         )
     return 0
 
 
 def _probation(args: argparse.Namespace, console: Console) -> int:
-    """Without --json: what is of interest is one line, and `check` and `burn` have the rest."""
+    """Prints one line, without --json: `check` and `burn` have the details."""
     if args.tied_to is not None:
-        probation.tie(args.tied_to)
+        probation.end_with_parent(args.tied_to)
     node = addresses.node_name()
 
     def scope() -> ClusterScope:
-        # A new one for each use: between them is the trial, outside of any event loop.
+        # A new one for each use: the checks between them run outside of any event loop.
         found = _scope(args)
         if found is None:
             raise UsageError("cannot tell whether this node is on probation: give --state-dir or --store")
         return found
 
-    def look() -> NodeRecord:
-        return _in(found := scope(), found.record(node))
+    def read_record() -> NodeRecord:
+        return _run_and_close(found := scope(), found.record(node))
 
-    def change(edit: Edit) -> NodeRecord:
-        return _in(found := scope(), found.change(node, edit))
+    def change_record(edit: Edit) -> NodeRecord:
+        return _run_and_close(found := scope(), found.change(node, edit))
 
-    passed, said = probation.prove(look, change, node, args.burn_s)
-    console.print(said, soft_wrap=True)
+    passed, outcome = probation.run_trial(read_record, change_record, node, args.burn_s)
+    console.print(outcome, soft_wrap=True)
     return 0 if passed else 1
 
 
@@ -192,7 +199,7 @@ def _probation(args: argparse.Namespace, console: Console) -> int:
 
 
 def _scope(args: argparse.Namespace) -> ClusterScope | None:
-    """The records that are meant, None if a job is to be asked. UsageError."""
+    """The records that the arguments mean; None if those of a running job. UsageError."""
     state_dir, store = args.state_dir, args.store
     if state_dir is not None and store:
         raise UsageError("cannot use --state-dir and --store together: the records are in one place")
@@ -209,7 +216,7 @@ def _scope(args: argparse.Namespace) -> ClusterScope | None:
         raise UsageError(f"cannot use AEGIS_STORE: {error}") from None
 
 
-def _in(scope: ClusterScope, work: Awaitable[_Result]) -> _Result:
+def _run_and_close(scope: ClusterScope, work: Awaitable[_Result]) -> _Result:
     async def run() -> _Result:
         try:
             return await work
@@ -222,14 +229,14 @@ def _in(scope: ClusterScope, work: Awaitable[_Result]) -> _Result:
         raise AdminUnreachable(f"cannot use the records of nodes in {scope.where}: {error}") from error
 
 
-def _ask(args: argparse.Namespace, find: FindJob, op: str, asked: dict[str, Any]) -> Any:
+def _call_master(args: argparse.Namespace, find_master: FindMaster, op: str, request: dict[str, Any]) -> Any:
     try:
-        way = find(args)
+        admin = find_master(args)
     except NoSuchJob as error:
         raise NoSuchJob(f"{error}; without a job, give --state-dir or --store") from error
-    if way is None:
+    if admin is None:
         raise NoSuchJob("cannot ask this job's master: the job has ended; give --state-dir or --store")
-    return admin_client.call(way, op, asked)
+    return admin_client.call(admin, op, request)
 
 
 def _names(given: Sequence[str]) -> list[str]:
@@ -246,11 +253,11 @@ def _driver(args: argparse.Namespace) -> Driver | None:
         raise UsageError(f"cannot use --isolation: {error}") from None
 
 
-def _who() -> str:
+def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # an id that no one has given a name
+        user = str(os.getuid())  # a user id without a name
     return f"{user}@{socket.gethostname()}"
 
 
@@ -284,13 +291,13 @@ def _table(rows: Sequence[Row]) -> Table:
     for column in ("node", "standing", "kind", "since", "for", "score", "isolated", "says", "why"):
         table.add_column(column, justify="right" if column == "score" else "left", overflow="fold")
     for row in rows:
-        out = row["standing"] != Standing.FREE.value
+        not_free = row["standing"] != Standing.FREE.value
         ends = duration(row["until"] - time.time()) if row["until"] > time.time() else "no end"
         table.add_row(
             Text(clean(row["nodeName"], 60)),
-            Text(row["standing"], style="red" if out else "green"),
+            Text(row["standing"], style="red" if not_free else "green"),
             Text(row["kind"] or "-"),
-            Text(duration(row["age_s"]) if out else "-"),
+            Text(duration(row["age_s"]) if not_free else "-"),
             Text(ends if row["standing"] == Standing.TAINTED.value else "-"),
             Text(f"{row['score']:.2f}"),
             Text(clean(row["isolatedBy"]) or "-"),
@@ -300,9 +307,9 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _worth_showing(row: Row) -> bool:
-    out = row["standing"] != Standing.FREE.value
-    return bool(out or row["isolatedBy"] or row["score"] >= SCORE_WORTH_SHOWING)
+def _is_worth_showing(row: Row) -> bool:
+    not_free = row["standing"] != Standing.FREE.value
+    return bool(not_free or row["isolatedBy"] or row["score"] >= SCORE_WORTH_SHOWING)
 
 
 def _pretty(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The flags of `aegis-run` about checkpoints: where they are watched for, and who keeps a saver alive."""
+"""The flags of `aegis-run` about checkpoints: where they are watched for, and the saver."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Callable
 
 from aegis_elastic.core.checkpoints import KINDS
-from aegis_elastic.core.checkpoints.arguments import Place, parse_place
+from aegis_elastic.core.checkpoints.arguments import WatchedFolder, parse_watched_folder
 
-# What switches the watching off, as a place that is none.
-NOWHERE = Place("off", "")
+# Switches the watching off.
+OFF = WatchedFolder("off", "")
 
 
 def add_checkpoint_flags(add: Callable[..., None], collect: type[argparse.Action]) -> None:
@@ -22,7 +22,7 @@ def add_checkpoint_flags(add: Callable[..., None], collect: type[argparse.Action
         "A folder in which checkpoints appear, as KIND:PATH; KIND is one of "
         f"{', '.join(KINDS)}. Can be given several times. By default the folders that the script's arguments "
         "name (--save, --output_dir, --checkpoint-dir ...) are watched; `off` watches none.",
-        type=_place,
+        type=_watched_folder,
         action=collect,
         metavar="KIND:PATH",
     )
@@ -47,19 +47,19 @@ def add_checkpoint_flags(add: Callable[..., None], collect: type[argparse.Action
 
 def _command(text: str) -> str:
     try:
-        words = shlex.split(text)
+        arguments = shlex.split(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
-    if not words or shutil.which(words[0]) is None:
-        what = f"no program called {words[0]!r}" if words else "no command"
+    if not arguments or shutil.which(arguments[0]) is None:
+        what = f"no program called {arguments[0]!r}" if arguments else "no command"
         raise argparse.ArgumentTypeError(f"{text!r} names {what} that could be run here")
     return text
 
 
-def _place(text: str) -> Place:
-    if text == NOWHERE.kind:
-        return NOWHERE
+def _watched_folder(text: str) -> WatchedFolder:
+    if text == OFF.kind:
+        return OFF
     try:
-        return parse_place(text, os.getcwd())
+        return parse_watched_folder(text, os.getcwd())
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,7 +1,7 @@
-"""From the command line to everything that `aegis-run` needs to know, as torchrun would understand it.
+"""Turns the command line into the launch's `Options`, with torchrun's meaning of torchrun's flags.
 
-`parse` looks at every input before anything is started, and reproduces what `torch.distributed.run.run` makes
-of `--standalone`, of a single node without a port, and of endpoints without one.
+`parse` validates every input before anything is started, and reproduces what `torch.distributed.run.run`
+makes of `--standalone`, of a single node without a port, and of endpoints without one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args
 
 from aegis_elastic.control.host.errors import UsageError
-from aegis_elastic.core.checkpoints.arguments import Place
+from aegis_elastic.core.checkpoints.arguments import WatchedFolder
 from aegis_elastic.core.policy.settings import Policy
 from aegis_elastic.launch.flags import guard, validation
 from aegis_elastic.launch.flags.parser import make_parser, resolve_environment
@@ -39,7 +39,7 @@ _BACKENDS = ("static", "c10d", "aegis")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the job's nodes meet; port 0 is any free one. `given` says by which flags it was named."""
+    """Where the job's nodes meet; port 0 is any free one. `given`: the flags that have named it."""
 
     host: str
     port: int
@@ -50,10 +50,10 @@ class Endpoint:
 class AegisOptions:
     """Our own flags (`aegis-run -h` explains each); paths are absolute, seconds and counts in range.
 
-    `fallback_port` None: the endpoint's port + 1. `plane`: host and port of one that stands by itself.
+    `fallback_port` None: the endpoint's port + 1. `plane`: host and port of a standing one.
     `check_paths`: kind to directory, for the storage check. `check_budgets`: check to seconds, where they
-    aren't the default. `gpus_per_node` None: what is there. `ckpt_watch` None: where the script's arguments
-    say.
+    aren't the default. `gpus_per_node` None: those that are there. `ckpt_watch` None: by the script's
+    arguments.
     """
 
     bootcheck: str
@@ -102,18 +102,18 @@ class AegisOptions:
     bus_ca: Path | None
     policy: Policy
     notify: tuple[str, ...]
-    ckpt_watch: tuple[Place, ...] | None
+    ckpt_watch: tuple[WatchedFolder, ...] | None
     strict_success: bool
     saver: str | None
 
 
 @dataclass(frozen=True)
 class Options:
-    """All that a launch was asked to be.
+    """All options of a launch.
 
-    `torch_args`: torch's namespace as it reads after torchrun's own rules; `config`, `cmd`, `cmd_args`: what
-    torch makes of it. `config.run_id` is what torchrun would tell the ranks, `job_name` what the job is
-    called in accounts; `anonymous` if nobody named it. `node_rank` None: no one gave one, ranks are free.
+    `torch_args`: torch's namespace after torchrun's own rules; `config`, `cmd`, `cmd_args`: what torch makes
+    of it. `config.run_id` is the run id that ranks see, `job_name` the name under which the job's record is
+    kept; `anonymous` if the user gave none. `node_rank` None: none given, any rank will do.
     """
 
     torch_args: argparse.Namespace
@@ -144,10 +144,10 @@ def parse(argv: Sequence[str], *, passes_local_rank: bool = False) -> Options:
     resolve_environment(parser, args)
 
     least, most = validation.node_range(args.nnodes)
-    _meet_in_allocation(args, most)
+    _default_to_allocation(args, most)
     explicit_rank: int | None = args.node_rank
     named = args.rdzv_id if args.rdzv_id not in ("", "none") else os.environ.get("SLURM_JOB_ID", "")
-    _look_at(args)
+    _validate(args)
     conf = validation.rendezvous_conf(args.rdzv_conf)
     join_timeout_s = validation.conf_seconds(conf, "join_timeout", 600.0)
     last_call_s = validation.conf_seconds(conf, "last_call_timeout", 30.0, zero=True)
@@ -155,7 +155,7 @@ def parse(argv: Sequence[str], *, passes_local_rank: bool = False) -> Options:
     static = args.rdzv_backend == "static" and not args.standalone
     node_rank = _node_rank(explicit_rank, static, most)
     if node_rank is None:
-        node_rank = allocation.place()
+        node_rank = allocation.node_rank()
     endpoint = _endpoint(args, least, most)
     validation.run_id(args.rdzv_id, args.log_dir)
     aegis = _aegis_options(args, endpoint, explicit_rank, join_timeout_s)
@@ -184,8 +184,8 @@ def parse(argv: Sequence[str], *, passes_local_rank: bool = False) -> Options:
     )
 
 
-def _meet_in_allocation(args: argparse.Namespace, most: int) -> None:
-    """Under srun, with several nodes and no word of where they meet: at the first host of the allocation."""
+def _default_to_allocation(args: argparse.Namespace, most: int) -> None:
+    """Under srun, with several nodes and no endpoint given: they meet at the first host of the allocation."""
     named = args.rdzv_endpoint or args.master_port is not None or args.master_addr != LOCAL_ADDRESS
     if named or args.standalone or most == 1:
         return
@@ -194,7 +194,7 @@ def _meet_in_allocation(args: argparse.Namespace, most: int) -> None:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", f"{step.hosts[0]}:{step.port}"
 
 
-def _look_at(args: argparse.Namespace) -> None:
+def _validate(args: argparse.Namespace) -> None:
     if args.max_restarts is not None and args.max_restarts < 0:
         raise UsageError(f"cannot use --max-restarts {args.max_restarts}: want 0 or more")
     if not args.aegis_namespace or args.aegis_worker_name == "":
@@ -208,7 +208,7 @@ def _look_at(args: argparse.Namespace) -> None:
         validation.program(args)
     if args.no_python and not getattr(args, "use_env", True):
         raise UsageError("cannot use --no-python without --use-env: a program isn't given --local-rank")
-    if args.log_dir and args.log_dir != os.devnull:  # which torch takes as "keep no logs"
+    if args.log_dir and args.log_dir != os.devnull:  # which torch reads as "keep no logs"
         validation.output_directory("--log-dir", Path(args.log_dir).absolute())
     validation.output_directory("--aegis-run-dir", args.aegis_run_dir)
     validation.output_directory("--aegis-state-dir", args.aegis_state_dir)
@@ -225,7 +225,7 @@ def _node_rank(explicit: int | None, static: bool, most: int) -> int | None:
 
 
 def _endpoint(args: argparse.Namespace, least: int, most: int) -> Endpoint:
-    """What torchrun's own rules make of the flags; changes `args` as they do."""
+    """The endpoint by torchrun's own rules; changes `args` as they do."""
     given: Literal["standalone", "master", "rdzv", "local"] = "rdzv"
     if args.standalone:
         given = "standalone"
@@ -293,7 +293,7 @@ def _aegis_options(
 
 
 def _torch_config(args: argparse.Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """torch's own reading of its flags."""
+    """The configuration that torch itself makes of its flags."""
     quiet = argparse.Namespace(**vars(args))
     if args.aegis_explain_flags:
         quiet.log_dir = os.devnull  # else torch makes the directory

@@ -15,9 +15,9 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 from aegis_elastic.agents.checkpoints.boundary import CheckpointWatcher
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.control.controllers.checkpoints import BoundaryFacts
-from aegis_elastic.core.checkpoints.arguments import Place
+from aegis_elastic.core.checkpoints.arguments import WatchedFolder
 from aegis_elastic.core.protocol.messages import WATCHED_BYTES_MAX
 from aegis_elastic.core.rank_assignment import RankAssignment
 from tests.core.checkpoints import scenes
@@ -52,7 +52,7 @@ class DiskScene(Scene):
 class Watch:
     """A watcher as an agent drives it, and what it has told."""
 
-    def __init__(self, *places: Place, relist_s: float = 30.0) -> None:
+    def __init__(self, *places: WatchedFolder, relist_s: float = 30.0) -> None:
         self._woken = threading.Condition()
         self.watcher = CheckpointWatcher(self._wake, places, relist_s=relist_s)
 
@@ -63,7 +63,9 @@ class Watch:
     def start(self, incarnation: int = 1, group_rank: int = 0, world_size: int = 2) -> None:
         """Returns when the thread has seen what is there, so that a test may write next."""
         assignment = RankAssignment(worker="a", uid="u", group_rank=group_rank, rank_offset=0, nproc=2)
-        self.watcher.started(Watched(incarnation, assignment, {0: os.getpid()}, world_size=world_size))
+        self.watcher.on_started(
+            WatchedRanks(incarnation, assignment, {0: os.getpid()}, world_size=world_size)
+        )
         until_s = time.monotonic() + PATIENCE_S
         while self.watcher.incarnation != incarnation and group_rank == 0:
             assert time.monotonic() < until_s
@@ -71,7 +73,7 @@ class Watch:
 
     @property
     def saved(self) -> list[dict[str, Any]]:
-        return list((self.watcher.news() or {}).get("saved", ()))
+        return list((self.watcher.facts() or {}).get("saved", ()))
 
     @property
     def steps(self) -> list[int]:
@@ -87,7 +89,7 @@ class Watch:
 def watch_of() -> Iterator[Any]:
     made: list[Watch] = []
 
-    def make(*places: Place, **how: Any) -> Watch:
+    def make(*places: WatchedFolder, **how: Any) -> Watch:
         made.append(Watch(*places, **how))
         return made[-1]
 
@@ -120,7 +122,7 @@ def test_each_framework_is_found_by_its_files_and_told_once(
 ) -> None:
     scene = DiskScene(tmp_path)
     save(make(scene, 10))
-    watch = watch_of(Place("auto", str(tmp_path)))
+    watch = watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start()
     # Slow enough for looks in between, whose answer must be "not yet".
     for step, before in ((20, ()), (30, (20,))):
@@ -137,7 +139,7 @@ def test_torchs_own_checkpoint_saved_again_into_the_same_folder_is_new_each_time
     tmp_path: Path, watch_of: Any
 ) -> None:
     """The real torch.distributed.checkpoint, and the real torch.save."""
-    watch = watch_of(Place("auto", str(tmp_path / "ckpt")))
+    watch = watch_of(WatchedFolder("auto", str(tmp_path / "ckpt")))
     watch.start(world_size=1)
     for count in range(1, 4):
         dcp.save(
@@ -148,7 +150,7 @@ def test_torchs_own_checkpoint_saved_again_into_the_same_folder_is_new_each_time
 
 def test_a_checkpoint_is_told_within_a_moment_of_its_marker(tmp_path: Path, watch_of: Any) -> None:
     """At a step a second, it has to be known before the next one is far."""
-    scene, watch = DiskScene(tmp_path), watch_of(Place("auto", str(tmp_path)))
+    scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start()
     late_s = []
     for step in (1, 2, 3):
@@ -161,7 +163,7 @@ def test_a_checkpoint_is_told_within_a_moment_of_its_marker(tmp_path: Path, watc
 
 def test_a_folder_may_come_later_than_the_watcher(tmp_path: Path, watch_of: Any) -> None:
     top = tmp_path / "out" / "run" / "checkpoints"
-    watch = watch_of(Place("auto", str(top)))
+    watch = watch_of(WatchedFolder("auto", str(top)))
     watch.start()
     scene = DiskScene(top)
     save(scenes.hf(scene, 5))
@@ -176,7 +178,7 @@ def test_without_news_of_the_kernel_the_folder_is_listed_again(
         "aegis_elastic.agents.checkpoints.inotify.Inotify.read",
         lambda self: os.read(self.fileno(), 65536) and set(),
     )
-    watch = watch_of(Place("auto", str(tmp_path)), relist_s=0.2)
+    watch = watch_of(WatchedFolder("auto", str(tmp_path)), relist_s=0.2)
     watch.start()
     scene = DiskScene(tmp_path)
     save(scenes.titan(scene, 5))
@@ -184,11 +186,11 @@ def test_without_news_of_the_kernel_the_folder_is_listed_again(
 
 
 def test_only_the_node_of_rank_0_looks(tmp_path: Path, watch_of: Any) -> None:
-    watch = watch_of(Place("auto", str(tmp_path)), relist_s=0.05)
+    watch = watch_of(WatchedFolder("auto", str(tmp_path)), relist_s=0.05)
     watch.start(group_rank=1)
     save(scenes.titan(DiskScene(tmp_path), 5))
     assert not [thread for thread in threading.enumerate() if thread.name == "aegis-boundary"]
-    assert watch.watcher.news() is None
+    assert watch.watcher.facts() is None
     # The node gets rank 0 at the next start: what others have saved before is no news of its own.
     watch.start(2)
     save(scenes.titan(DiskScene(tmp_path), 6))
@@ -196,14 +198,14 @@ def test_only_the_node_of_rank_0_looks(tmp_path: Path, watch_of: Any) -> None:
 
 
 def test_an_interrupted_save_does_not_complete_that_of_the_next_start(tmp_path: Path, watch_of: Any) -> None:
-    scene, watch = DiskScene(tmp_path), watch_of(Place("auto", str(tmp_path)))
+    scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start(1)
     save(scenes.hf(scene, 10))
     watch.wait_steps(10)
     for moment, _ in enumerate(scenes.hf(scene, 20)):
         if moment == 7:
             break
-    watch.watcher.ended()
+    watch.watcher.on_ended()
     watch.start(2)
     for _ in scenes.hf(scene, 20):
         time.sleep(0.01)
@@ -212,29 +214,29 @@ def test_an_interrupted_save_does_not_complete_that_of_the_next_start(tmp_path: 
 
 
 def test_what_completes_as_the_ranks_end_is_still_told(tmp_path: Path, watch_of: Any) -> None:
-    scene, watch = DiskScene(tmp_path), watch_of(Place("auto", str(tmp_path)))
+    scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start(1)
     save(scenes.megatron(scene, 10))
-    watch.watcher.ended()
+    watch.watcher.on_ended()
     watch.start(2)
     watch.wait_steps(10)
 
 
 def test_a_tracker_that_is_empty_when_training_starts_is_told(tmp_path: Path, watch_of: Any) -> None:
-    scene, watch = DiskScene(tmp_path), watch_of(Place("auto", str(tmp_path)))
+    scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     save(scenes.megatron(scene, 10))
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_bytes(b"")
     watch.start()
     with watch._woken:
-        assert watch._woken.wait_for(lambda: (watch.watcher.news() or {}).get("unread"), PATIENCE_S)
-    assert watch.watcher.news() == {"saved": [], "unread": str(tracker)}
-    watch.watcher.ended()
-    stays(lambda: watch.watcher.news() == {"saved": [], "unread": str(tracker)}, 0.3)
+        assert watch._woken.wait_for(lambda: (watch.watcher.facts() or {}).get("unread"), PATIENCE_S)
+    assert watch.watcher.facts() == {"saved": [], "unread": str(tracker)}
+    watch.watcher.on_ended()
+    stays(lambda: watch.watcher.facts() == {"saved": [], "unread": str(tracker)}, 0.3)
     watch.start(2)
     save(scenes.megatron(scene, 20))
     watch.wait_steps(20)
-    assert watch.watcher.news()["unread"] == ""
+    assert watch.watcher.facts()["unread"] == ""
 
 
 def test_what_is_finished_costs_nothing_any_more(tmp_path: Path, watch_of: Any) -> None:
@@ -242,7 +244,7 @@ def test_what_is_finished_costs_nothing_any_more(tmp_path: Path, watch_of: Any) 
     scene = DiskScene(tmp_path)
     for step in range(10, 400, 10):
         save(scenes.megatron(scene, step))
-    watch = watch_of(Place("auto", str(tmp_path)))
+    watch = watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start()
     save(scenes.megatron(scene, 400))
     watch.wait_steps(400)
@@ -252,12 +254,12 @@ def test_what_is_finished_costs_nothing_any_more(tmp_path: Path, watch_of: Any) 
 
 def test_names_that_are_no_text_and_long_ones_are_told_all_the_same(tmp_path: Path, watch_of: Any) -> None:
     top = os.fsdecode(bytes(tmp_path) + b"/\xff\x01" + "\u00e9".encode() * 100)
-    watch = watch_of(Place("auto", top))
+    watch = watch_of(WatchedFolder("auto", top))
     watch.start()
     for step in range(1, 11):
         save(scenes.dcp(DiskScene(Path(top)), "\u4e00" * 80 + f"-{step}"))
         watch.wait_steps(*range(max(step - 7, 1), step + 1))
-    raw = msgspec.json.encode(watch.watcher.news())
+    raw = msgspec.json.encode(watch.watcher.facts())
     assert len(raw) <= WATCHED_BYTES_MAX
     assert msgspec.json.decode(raw, type=BoundaryFacts)
 
@@ -267,7 +269,9 @@ def test_a_folder_that_cannot_be_read_or_is_a_file_is_no_trouble(tmp_path: Path,
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     deep = tmp_path / "deep" / "/".join("d" * 20)
     deep.mkdir(parents=True)
-    places = [Place("auto", str(tmp_path / name)) for name in ("file", "loop", "deep", "missing/below")]
+    places = [
+        WatchedFolder("auto", str(tmp_path / name)) for name in ("file", "loop", "deep", "missing/below")
+    ]
     watch = watch_of(*places, relist_s=0.05)
     watch.start()
     save(scenes.titan(DiskScene(tmp_path / "deep"), 5))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from aegis_elastic.agents.checkpoints.saver import PAUSE_S, PAUSE_S_MAX, Saver, pause_s
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.core.rank_assignment import RankAssignment
 from tests.integration.harness import wait_for
 
-RANKS = Watched(
+RANKS = WatchedRanks(
     1, RankAssignment(worker="a", uid="u", group_rank=0, rank_offset=0, nproc=1), {0: os.getpid()}
 )
 # Says who it is; then does what the file says, or waits for its end.
@@ -48,7 +48,7 @@ def saver_of(tmp_path: Path) -> Iterator[Callable[..., Saver]]:
         command = command or f"python3 -S {script} {tmp_path}"
         how = {"log": str(tmp_path / "saver.log"), "pause": lambda ends: 0.05, **how}
         made.append(Saver(lambda: None, command, "run7", **how))
-        made[-1].started(RANKS)
+        made[-1].on_started(RANKS)
         return made[-1]
 
     yield make
@@ -83,7 +83,7 @@ def test_it_is_started_again_and_its_log_goes_on(tmp_path: Path, saver_of: Calla
     (tmp_path / "die").touch()
     wait_for(lambda: len(ids(tmp_path)) == 2, "its second life")
     assert {run_id for run_id, _ in ids(tmp_path)} == {"fault-run7"}
-    news = saver.news()
+    news = saver.facts()
     assert news is not None
     assert (news["starts"], news["pid"]) == (2, ids(tmp_path)[1][1])
     assert news["last_end"] == "exit code 7"
@@ -97,8 +97,8 @@ def test_it_outlives_the_ranks_and_may_flush_at_the_end(
 ) -> None:
     saver = saver_of()
     wait_for((tmp_path / "up").exists, "a saver")
-    saver.ended()
-    saver.started(RANKS)
+    saver.on_ended()
+    saver.on_started(RANKS)
     assert len(ids(tmp_path)) == 1
     saver.close()
     assert (tmp_path / "saver.log").read_text().splitlines()[-1] == "flushed"
@@ -108,7 +108,7 @@ def test_a_command_that_cannot_be_run_is_tried_again_and_said(
     tmp_path: Path, saver_of: Callable[..., Saver]
 ) -> None:
     saver = saver_of("/nowhere/saver --fast", log="")
-    wait_for(lambda: "/nowhere/saver" in str((saver.news() or {}).get("last_end", "")), "a reason")
+    wait_for(lambda: "/nowhere/saver" in str((saver.facts() or {}).get("last_end", "")), "a reason")
 
 
 def test_the_pause_is_3_seconds_and_grows_for_one_that_never_lasts() -> None:

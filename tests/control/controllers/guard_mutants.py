@@ -14,7 +14,14 @@ import pytest
 from aegis_elastic.control.controllers import guarded_actions
 from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.core.policy import storm_guard
-from aegis_elastic.core.policy.storm_guard import Case, Counted, Deed, NodeGuard, Outcome, Seen
+from aegis_elastic.core.policy.storm_guard import (
+    Condition,
+    CountedAction,
+    GuardedAction,
+    NodeGuard,
+    Observation,
+    Outcome,
+)
 from aegis_elastic.store.contract import KeyExists, RevisionConflict
 from aegis_elastic.store.leases import Lease
 
@@ -22,17 +29,17 @@ from aegis_elastic.store.leases import Lease
 class NoReverification(GuardedActions):
     """What was seen before the evidence was collected is believed."""
 
-    _first: Seen | None = None
+    _first: Observation | None = None
 
-    async def _look(self, case: Case) -> Seen:
+    async def _look(self, condition: Condition) -> Observation:
         if self._first is None:
-            return await super()._look(case)
+            return await super()._look(condition)
         return self._first
 
-    async def _carry_out(self, case: Case, reason: str) -> None:
-        self._first = Seen(True, True, 9)
+    async def _carry_out(self, condition: Condition, reason: str) -> None:
+        self._first = Observation(True, True, 9)
         try:
-            await super()._carry_out(case, reason)
+            await super()._carry_out(condition, reason)
         finally:
             self._first = None
 
@@ -40,21 +47,21 @@ class NoReverification(GuardedActions):
 class CountsIntents(GuardedActions):
     """The breaker counts when the decision is made, not when the action is."""
 
-    async def _carry_out(self, case: Case, reason: str) -> None:
-        intent = Counted(f"intent {self._now()}", case.action, self._now())
-        await self._change(case.node_name, lambda node: storm_guard.count(node, intent))
-        await super()._carry_out(case, reason)
+    async def _carry_out(self, condition: Condition, reason: str) -> None:
+        intent = CountedAction(f"intent {self._now()}", condition.action, self._now())
+        await self._change(condition.node_name, lambda node: storm_guard.count(node, intent))
+        await super()._carry_out(condition, reason)
 
 
 class NoFence(GuardedActions):
     """Whoever held the lock once goes on, however long it slept."""
 
-    async def _under(self, lock: Lease, case: Case, reason: str) -> None:
+    async def _under(self, lock: Lease, condition: Condition, reason: str) -> None:
         held = type("Held", (), {"held": True, "token": lock.token})()
         patch = msgspec.structs.replace(self._policy.guard, lock_s=3600.0)
         before, self._policy = self._policy, msgspec.structs.replace(self._policy, guard=patch)
         try:
-            await super()._under(held, case, reason)
+            await super()._under(held, condition, reason)
         finally:
             self._policy = before
 
@@ -62,32 +69,32 @@ class NoFence(GuardedActions):
 class NoCompareAndSwap(GuardedActions):
     """The record is written over whatever is there, and the lock isn't looked at again."""
 
-    async def _commit(self, case: Case, known: guarded_actions.Known, deed: Deed) -> bool:
-        after = storm_guard.commit(known.node, deed, self._policy.guard)
-        await self._change(case.node_name, lambda _: after)
+    async def _commit(self, condition: Condition, known: guarded_actions.Known, taken: GuardedAction) -> bool:
+        after = storm_guard.commit(known.node, taken, self._policy.guard)
+        await self._change(condition.node_name, lambda _: after)
         return True
 
-    async def _under(self, lock: Lease, case: Case, reason: str) -> None:
-        await super()._under(type("Held", (), {"held": True, "token": lock.token})(), case, reason)
+    async def _under(self, lock: Lease, condition: Condition, reason: str) -> None:
+        await super()._under(type("Held", (), {"held": True, "token": lock.token})(), condition, reason)
 
 
 class NoLock(GuardedActions):
     """Everybody acts at once, and the record is no obstacle either."""
 
-    async def _carry_out(self, case: Case, reason: str) -> None:
-        await self._under(type("Held", (), {"held": True, "token": 1})(), case, reason)
+    async def _carry_out(self, condition: Condition, reason: str) -> None:
+        await self._under(type("Held", (), {"held": True, "token": 1})(), condition, reason)
 
-    async def _commit(self, case: Case, known: guarded_actions.Known, deed: Deed) -> bool:
-        after = storm_guard.commit(known.node, deed, self._policy.guard)
-        await self._change(case.node_name, lambda _: after)
+    async def _commit(self, condition: Condition, known: guarded_actions.Known, taken: GuardedAction) -> bool:
+        after = storm_guard.commit(known.node, taken, self._policy.guard)
+        await self._change(condition.node_name, lambda _: after)
         return True
 
 
 class OwnClock(GuardedActions):
     """Each look starts the clock again: the first draft of the document, which never acted."""
 
-    async def known(self, case: Case) -> guarded_actions.Known:
-        known = await super().known(case)
+    async def known(self, condition: Condition) -> guarded_actions.Known:
+        known = await super().known(condition)
         if known.anchor is None:
             return known
         return known._replace(anchor=msgspec.structs.replace(known.anchor, since=self._now()))
@@ -96,18 +103,21 @@ class OwnClock(GuardedActions):
 class SilentFailure(GuardedActions):
     """A failed action is a line in a log."""
 
-    async def _finish(self, case: Case, deed: Deed, outcome: Outcome, said: str) -> None:
-        await self._settle(case.node_name, deed.id, outcome)
+    async def _finish(self, condition: Condition, taken: GuardedAction, outcome: Outcome, said: str) -> None:
+        await self._settle(condition.node_name, taken.id, outcome)
 
 
 class NoEscalation(GuardedActions):
     """ "Restarted" is the last that anybody hears."""
 
-    async def follow_up(self, case: Case) -> None:
-        node, _ = await self.node(case.node_name)
-        if node.deed is not None and self._now() - node.deed.at > self._policy.guard.escalation_s:
-            deed = node.deed.id
-            await self._change(case.node_name, lambda now: storm_guard.followed_up(now, deed))
+    async def follow_up(self, condition: Condition) -> None:
+        node, _ = await self.node(condition.node_name)
+        if (
+            node.last_action is not None
+            and self._now() - node.last_action.at > self._policy.guard.escalation_s
+        ):
+            taken = node.last_action.id
+            await self._change(condition.node_name, lambda now: storm_guard.followed_up(now, taken))
 
 
 class ClaimIsEnough(GuardedActions):

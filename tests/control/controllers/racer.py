@@ -19,7 +19,7 @@ from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, master_j
 from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
-from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, Outcome
+from aegis_elastic.core.policy.storm_guard import Action, Condition, GuardedAction, Outcome
 from aegis_elastic.store.contract import Store
 from aegis_elastic.store.etcd import EtcdStore
 from aegis_elastic.store.files import FileStore
@@ -52,15 +52,15 @@ class World:
     def now(self) -> float:
         return time.time()
 
-    async def look(self, case: Case) -> tuple[bool, bool]:
+    async def look(self, condition: Condition) -> tuple[bool, bool]:
         return True, True
 
-    async def collect(self, case: Case) -> str:
+    async def collect(self, condition: Condition) -> str:
         await asyncio.sleep(0.05)
         return ""
 
-    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
-        os.write(self.file, f"{case.node_name} {self.name} {deed.token}\n".encode())
+    async def act(self, condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
+        os.write(self.file, f"{condition.node_name} {self.name} {taken.token}\n".encode())
         if self.dies:
             os._exit(9)  # as by SIGKILL, in the middle of it
         await asyncio.sleep(0.2)
@@ -69,7 +69,7 @@ class World:
     async def page(self, key: str, text: str, *, urgent: bool) -> None:
         return
 
-    def note(self, case: Case, code: str, detail: str) -> None:
+    def note(self, condition: Condition, code: str, detail: str) -> None:
         return
 
 
@@ -79,18 +79,18 @@ async def main() -> None:
     keeper = GuardedActions(store, "job", told["name"], POLICY, World(told))
     print("ready", flush=True)
     sys.stdin.readline()
-    cases = [
-        Case(f"node-{n}", f"w{n}", Verdict.FROZEN, Action.RESTART_HUNG, "a race")
+    conditions = [
+        Condition(f"node-{n}", f"w{n}", Verdict.FROZEN, Action.RESTART_HUNG, "a race")
         for n in range(told["nodes"])
     ]
 
-    async def race(case: Case) -> None:
+    async def race(condition: Condition) -> None:
         until = time.time() + told["for_s"]
         while time.time() < until:
-            await keeper.look(case)
+            await keeper.look(condition)
             await asyncio.sleep(0.02)
 
-    await asyncio.gather(*map(race, cases))
+    await asyncio.gather(*map(race, conditions))
     await store.close()
 
 

@@ -21,7 +21,7 @@ import msgspec
 from aegis_elastic.control.controllers.guarded_actions import GuardedActions
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
-from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, NodeGuard, Outcome
+from aegis_elastic.core.policy.storm_guard import Action, Condition, GuardedAction, NodeGuard, Outcome
 from aegis_elastic.store.contract import StoreUnavailable
 from aegis_elastic.store.memory import MemoryBackend, MemoryStore
 
@@ -117,7 +117,7 @@ class Done(NamedTuple):
     """An action that was carried out."""
 
     at: float
-    deed: Deed
+    taken: GuardedAction
     outcome: Outcome
 
 
@@ -139,7 +139,7 @@ class Cluster:
         self.stretches: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.lasting: dict[str, tuple[float, float]] = {}
         self.actions = 0
-        # Who has written which deeds down, and which the breaker counts.
+        # Who has recorded which actions, and which the breaker counts.
         self.meant: dict[str, Master] = {}
         self.counted: dict[str, set[str]] = defaultdict(set)
         self.unsettled: set[str] = set()
@@ -187,7 +187,7 @@ class Cluster:
                 await master.store.close()
             await asyncio.sleep(self.rng.uniform(5, 900))
 
-    def check_act(self, master: Master, node: Node, deed: Deed) -> None:
+    def check_act(self, master: Master, node: Node, taken: GuardedAction) -> None:
         """What must never happen, at the moment at which it would."""
         now = asyncio.get_running_loop().time()
         policy, before = self.policy.guard, self.done[node.name]
@@ -196,7 +196,7 @@ class Cluster:
             raise Broken(f"{now}: action {len(recent) + 1} of a day on {node.name}")
         if node.in_flight:
             raise Broken(f"{now}: {master.name} acts on {node.name} while {node.in_flight} does")
-        last = max((done.deed.at for done in before if done.outcome is not Outcome.FAILED), default=-DAY_S)
+        last = max((done.taken.at for done in before if done.outcome is not Outcome.FAILED), default=-DAY_S)
         if now - last < policy.cooldown_s:
             raise Broken(f"{now}: {node.name} is acted on {now - last:.0f} s after the last time")
         looked = master.verified.get(node.name)
@@ -215,21 +215,23 @@ class Cluster:
 
     def note_state(self, master: Master, node: NodeGuard) -> None:
         """A master has written down what it knows of a node."""
-        if node.deed is not None:
-            self.meant.setdefault(node.deed.id, master)
-            self._check_followed_up(master, node.deed)
-            self.counted[node.deed.worker] = {entry.id for entry in node.counted}
-            (self.unsettled.discard if node.deed.followed_up else self.unsettled.add)(node.deed.worker)
+        if node.last_action is not None:
+            self.meant.setdefault(node.last_action.id, master)
+            self._check_followed_up(master, node.last_action)
+            self.counted[node.last_action.worker] = {entry.id for entry in node.counted}
+            (self.unsettled.discard if node.last_action.followed_up else self.unsettled.add)(
+                node.last_action.worker
+            )
 
-    def _check_followed_up(self, master: Master, deed: Deed) -> None:
+    def _check_followed_up(self, master: Master, taken: GuardedAction) -> None:
         """Whoever is done with an action that did not help has called somebody."""
-        if not deed.followed_up or deed.id in self.judged:
+        if not taken.followed_up or taken.id in self.judged:
             return
-        self.judged.add(deed.id)
-        seen = master.verified.get(deed.worker)
-        unhelped = deed.outcome in (Outcome.DONE, Outcome.UNKNOWN) and seen is not None and seen.bad
-        if unhelped and not any(f"no_help.{deed.id}" in page for _, page in self.pages):
-            raise Broken(f"{deed.worker}: {deed.id} did not help, and the page about that was never sent")
+        self.judged.add(taken.id)
+        seen = master.verified.get(taken.worker)
+        unhelped = taken.outcome in (Outcome.DONE, Outcome.UNKNOWN) and seen is not None and seen.bad
+        if unhelped and not any(f"no_help.{taken.id}" in page for _, page in self.pages):
+            raise Broken(f"{taken.worker}: {taken.id} did not help, and the page about that was never sent")
 
     def note_look(self, node: Node) -> None:
         """Somebody looks at it. It takes a frozen node two minutes to be bad again: a shorter hole hides
@@ -248,7 +250,7 @@ class Cluster:
         """An open breaker is one whose actions were done, not merely meant."""
         if ".open." not in key:
             return
-        done = {done.deed.id for done in self.done[node.name]}
+        done = {done.taken.id for done in self.done[node.name]}
         for entry in self.counted[node.name]:
             by = self.meant.get(entry)
             if entry not in done and (by is None or (by in self.masters and not by.has_slept)):
@@ -272,7 +274,7 @@ class Cluster:
     def _followed(self, node: Node, done: Done) -> None:
         if done.at > self.end_s - FOLLOW_UP_S:
             return
-        about = [page for _, page in self.pages if done.deed.id in page]
+        about = [page for _, page in self.pages if done.taken.id in page]
         if done.outcome is Outcome.FAILED and not about:
             raise Broken(f"{node.name}: an action failed at {done.at} and nobody was called")
         held = any(s <= done.at and u >= done.at + FOLLOW_UP_S for s, u in self.stretches[node.name])
@@ -314,13 +316,15 @@ class Master:
             Master.alive.remove(self)
 
     async def _consider(self, node: Node) -> None:
-        case = Case(node.name, node.name, Verdict.FROZEN, Action.RESTART_HUNG, "its heartbeat has stopped")
+        condition = Condition(
+            node.name, node.name, Verdict.FROZEN, Action.RESTART_HUNG, "its heartbeat has stopped"
+        )
         bad = node.bad(self.now(), self.cluster.policy.guard)
         if not (bad or node.name in self.cluster.unsettled or self.cluster.has_anchor(node)):
             return  # as a master looks at marked nodes only
         try:
-            await self.keeper.follow_up(case)
-            await self.keeper.look(case)
+            await self.keeper.follow_up(condition)
+            await self.keeper.look(condition)
         except StoreUnavailable:
             return  # at the next look
 
@@ -346,32 +350,32 @@ class Master:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def look(self, case: Case) -> tuple[bool, bool]:
+    async def look(self, condition: Condition) -> tuple[bool, bool]:
         await self.step()
-        node = self._node(case)
+        node = self._node(condition)
         bad = node.bad(self.now(), self.cluster.policy.guard)
         self.verified[node.name] = Looked(self.now(), bad)
         self.cluster.note_look(node)
         return bad, True
 
-    async def collect(self, case: Case) -> str:
+    async def collect(self, condition: Condition) -> str:
         try:
             await self.step()
             await asyncio.sleep(self.rng.uniform(0, 70))  # the last ones run into the limit
         finally:
-            self.collected[case.node_name] = self.now()
+            self.collected[condition.node_name] = self.now()
         if self.rng.random() < 0.1:
             raise OSError("the log server is away")
         return "stacks"
 
-    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
-        node = self._node(case)
-        self.cluster.check_act(self, node, deed)
+    async def act(self, condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
+        node = self._node(condition)
+        self.cluster.check_act(self, node, taken)
         node.in_flight = self.name
         try:
             self.cluster.actions += 1
             failed = self.rng.random() < 0.2
-            done = Done(self.now(), deed, Outcome.FAILED if failed else Outcome.DONE)
+            done = Done(self.now(), taken, Outcome.FAILED if failed else Outcome.DONE)
             self.cluster.done[node.name].append(done)
             await asyncio.sleep(self.rng.uniform(0, 40))
             if not failed:
@@ -388,11 +392,11 @@ class Master:
         self.cluster.pages.append((self.now(), key))
         self.cluster.check_page(node, key)
 
-    def note(self, case: Case, code: str, detail: str) -> None:
+    def note(self, condition: Condition, code: str, detail: str) -> None:
         return
 
-    def _node(self, case: Case) -> Node:
-        return next(node for node in self.cluster.nodes if node.name == case.node_name)
+    def _node(self, condition: Condition) -> Node:
+        return next(node for node in self.cluster.nodes if node.name == condition.node_name)
 
 
 class _Shaky:

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis_elastic.agents.plane.link import Joined, Refused
+from aegis_elastic.agents.mailbox.events import Joined, Refused
 from aegis_elastic.control.controllers import nodes
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.control.host import cluster
 from aegis_elastic.control.host.cluster import ClusterScope, Edit, Seen, of_cluster
 from aegis_elastic.control.host.config import NodesConfig
@@ -63,11 +63,11 @@ def in_scope(folder: Path, work: Callable[[ClusterScope], Awaitable[Any]]) -> An
 
 def taint(folder: Path, node: str, kind: str = MANUAL, for_s: float = 0.0) -> None:
     made = NodeTaint("new cables", kind, time.time(), "ops", time.time() + for_s if for_s else 0.0)
-    in_scope(folder, lambda scope: scope.change(node, lambda record: node_records.tainted(record, made)))
+    in_scope(folder, lambda scope: scope.change(node, lambda record: node_records.with_taint(record, made)))
 
 
 def untaint(folder: Path, node: str) -> None:
-    in_scope(folder, lambda scope: scope.change(node, node_records.untainted))
+    in_scope(folder, lambda scope: scope.change(node, node_records.without_taints))
 
 
 def record(folder: Path, node: str) -> NodeRecord:
@@ -187,7 +187,8 @@ def test_a_broken_node_whose_time_is_over_is_on_probation(
     assert "on probation after new cables" in refusal(agent(plane, "n1"))
     now = time.time()
     in_scope(
-        tmp_path, lambda scope: scope.change("n1", lambda r: node_records.on_trial(r, now, "", "trial", 0.0))
+        tmp_path,
+        lambda scope: scope.change("n1", lambda r: node_records.after_probation(r, now, "", "trial", 0.0)),
     )
     agent(plane, "n1").run()
 
@@ -313,7 +314,9 @@ def test_waiting_spares_stand_in_line_by_what_their_nodes_have_done(
     lemon = Incident("gpu.missing", HARDWARE, time.time(), "team/old/1")
     noisy = Incident("memory.leak", ANOMALY, time.time(), "team/old/1")
     for node, incident in {"lemon": lemon, "noisy": noisy}.items():
-        in_scope(tmp_path, lambda s, n=node, i=incident: s.change(n, lambda r: node_records.happened(r, i)))  # type: ignore[misc]
+        in_scope(
+            tmp_path, lambda s, n=node, i=incident: s.change(n, lambda r: node_records.with_incident(r, i))
+        )  # type: ignore[misc]
     plane = hold(nodes=kept(tmp_path))
     first = agent(plane, "first")
     first.run()
@@ -356,27 +359,27 @@ def test_a_fault_that_nobody_thought_of_ends_neither_the_following_nor_the_writi
 
     async def story() -> None:
         store = MemoryStore(MemoryBackend())
-        scope, heard = Shaky(store), asyncio.Event()
+        scope, on_report = Shaky(store), asyncio.Event()
 
         def feed(event: Event) -> None:
             if isinstance(event, Taint) and event.node_name == "n2":
-                heard.set()
+                on_report.set()
 
         controller = nodes.NodeController(scope, JobSpec("job", "team", 2, 2, 0), feed)
         status = create(JobSpec("job", "team", 2, 2, 0), time.time())
-        controller.followed(status, ())
+        controller.on_transitions(status, ())
         names = ("cursed", "n1")
         found = tuple(ErrorNode(name, "gpu.missing", "hardware", time.time(), "job") for name in names)
         condemned = tuple(RecordErrorNode(1, each.node_name, each.reason, each.kind) for each in found)
         status = msgspec.structs.replace(status, error_nodes=found)
-        controller.followed(
-            status, [Decided(Reconcile(), Transition(status, condemned, "must leave", "leave"))]
+        controller.on_transitions(
+            status, [Applied(Reconcile(), Transition(status, condemned, "must leave", "leave"))]
         )
         await asyncio.wait_for(controller._writes.join(), 10)
         assert set(await scope.records()) == {"n1"}, "one that can't be written is in nobody's way"
         taint = NodeTaint("new cables", MANUAL, time.time(), "ops", 0.0)
-        await scope.changed("n2", lambda record: node_records.tainted(record, taint))
-        await asyncio.wait_for(heard.wait(), 10)
+        await scope.changed("n2", lambda record: node_records.with_taint(record, taint))
+        await asyncio.wait_for(on_report.wait(), 10)
         assert controller._believed("cursed").taints, "this job goes by what it found, written or not"
         await controller.close()
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.control.controllers.progress import ProgressController
 from aegis_elastic.core.detection import stacks
-from aegis_elastic.core.detection.progress import Own
+from aegis_elastic.core.detection.progress import WindowWork
 from aegis_elastic.core.detection.stacks import Frame
 from aegis_elastic.core.detection.straggler import BAD_WINDOWS, GOOD_WINDOWS
 from aegis_elastic.core.events import (
@@ -53,7 +53,7 @@ class Office:
         self.now_s = time.monotonic()
         self.look = 0
         self.done: list[Event] = []
-        self.controller.followed(self.status, ())
+        self.controller.on_transitions(self.status, ())
         for name in NAMES:
             self.step(Join(name, f"uid-{name}", f"node-{name}", "127.0.0.1", 1))
         self.finish()  # getting ready
@@ -73,8 +73,8 @@ class Office:
         for event in (*events, *[Reconcile()] * 4):
             made = step(self.status, event, time.time())
             self.status = made.status
-            done.append(Decided(event, made))
-        self.controller.followed(self.status, done)
+            done.append(Applied(event, made))
+        self.controller.on_transitions(self.status, done)
 
     def hear(
         self,
@@ -105,9 +105,9 @@ class Office:
             incarnation=incarnation or self.status.incarnation,
             data=ReportData(state="running", watched=watched),
         )  # fmt: skip
-        self.controller.heard(decode(encode(message)), self.now_s)
+        self.controller.on_report(decode(encode(message)), self.now_s)
 
-    def turn(self, *, seconds: float = 2.0, but: str = "", **told: Any) -> list[Event]:
+    def events_due(self, *, seconds: float = 2.0, but: str = "", **told: Any) -> list[Event]:
         """Everybody but those is heard, and some time goes by. `told`: of all, or by worker."""
         self.now_s += seconds
         self.look += 1
@@ -115,7 +115,7 @@ class Office:
             if name not in but:
                 common = {key: value for key, value in told.items() if key not in NAMES}
                 self.hear(name, **common | told.get(name, {}))
-        events = [*self.fed, *self.controller.turn(self.now_s)]
+        events = [*self.fed, *self.controller.events_due(self.now_s)]
         self.fed.clear()
         self.done += events
         self.step(*events)
@@ -137,39 +137,39 @@ def stuck(**of_c: Any) -> dict[str, Any]:
 
 
 def test_a_deadlock_is_marked_once_and_the_mark_goes_when_training_moves(office: Office) -> None:
-    (event,) = office.turn(**stuck())
+    (event,) = office.events_due(**stuck())
     assert isinstance(event, Mark)
     assert (event.node_name, event.worker, event.verdict) == ("node-c", "c", Verdict.DESYNC)
     assert "rank 2 of node-c stands at train.py:12 (spin)" in event.reason
-    assert office.turn(**stuck()) == []
-    assert office.turn(**stuck(steady=0, stack="")) == [], "one look that failed changes nothing"
-    (event,) = office.turn(idleS=0.1)
+    assert office.events_due(**stuck()) == []
+    assert office.events_due(**stuck(steady=0, stack="")) == [], "one look that failed changes nothing"
+    (event,) = office.events_due(idleS=0.1)
     assert isinstance(event, Unmark)
     assert office.marks() == set()
 
 
 def test_what_shows_as_something_else_later_is_marked_so(office: Office) -> None:
-    office.turn(idleS=90.0, stack=WAITS, steady=3)
+    office.events_due(idleS=90.0, stack=WAITS, steady=3)
     assert office.marks() == {("node-a", "stalled")}
-    unmark, mark = office.turn(**stuck())
+    unmark, mark = office.events_due(**stuck())
     assert isinstance(unmark, Unmark)
     assert isinstance(mark, Mark)
     assert office.marks() == {("node-c", "desync")}
 
 
 def test_a_stop_for_whatever_reason_ends_the_marks_of_a_hang(office: Office) -> None:
-    office.turn(**stuck())
+    office.events_due(**stuck())
     office.step(Error("a", "uid-a", 1, office.status.seq_num, "exit code 1"))
     assert [type(event) for event in office.fed] == [Unmark]
     assert office.controller.due_s() == math.inf
-    assert list(office.controller.turn(office.now_s + 5)) == []
+    assert list(office.controller.events_due(office.now_s + 5)) == []
 
 
 def test_without_word_from_everybody_nothing_is_said_of_a_hang(office: Office) -> None:
-    assert office.turn(but="d", **stuck()) == []
-    office.turn(idleS=0.1)
+    assert office.events_due(but="d", **stuck()) == []
+    office.events_due(idleS=0.1)
     office.now_s += 25.0
-    assert office.turn(but="d", **stuck()) == [], "what d said is too old"
+    assert office.events_due(but="d", **stuck()) == [], "what d said is too old"
 
 
 def test_facts_of_another_incarnation_or_without_sense_are_nothing(office: Office) -> None:
@@ -177,28 +177,28 @@ def test_facts_of_another_incarnation_or_without_sense_are_nothing(office: Offic
         office.hear(name, look=1, incarnation=7, **{k: v for k, v in stuck().items() if k != "c"})
     for nonsense in ({"beats": -1}, {"idleS": 1e300}, {"stack": "x" * 9000}, {"state": 7}):
         office.hear("a", look=2, **nonsense)
-    assert office.turn(but=NAMES) == []
+    assert office.events_due(but=NAMES) == []
 
 
 def test_silent_while_steps_advance_is_unreachable_and_back_when_it_is_heard(office: Office) -> None:
     """Five minutes without the agent of d: a mark, for people, and nothing more."""
-    office.turn()
-    events = [event for n in range(150) for event in office.turn(but="d", step=100 + n, beats=100 + n)]
+    office.events_due()
+    events = [event for n in range(150) for event in office.events_due(but="d", step=100 + n, beats=100 + n)]
     assert [(type(event), getattr(event, "verdict", "")) for event in events] == [(Mark, Verdict.UNREACHABLE)]
     assert len(office.moved) >= 150, "liveness hears of every move"
-    (event,) = office.turn(beats=900)
+    (event,) = office.events_due(beats=900)
     assert isinstance(event, Unmark)
     assert office.status.phase is Phase.RUN_COMMAND
 
 
 def test_silent_while_nothing_moves_is_not_ours_to_judge(office: Office) -> None:
-    office.turn()
-    assert [event for _ in range(40) for event in office.turn(but="d", idleS=5.0)] == []
+    office.events_due()
+    assert [event for _ in range(40) for event in office.events_due(but="d", idleS=5.0)] == []
 
 
 def windows(serial: int, **ms: float) -> dict[str, Any]:
     return {
-        name: {"own": msgspec.to_builtins(Own(serial, 10, ms.get(name, 100.0) * 1e3, 1e5, 2e5, 1e5))}
+        name: {"own": msgspec.to_builtins(WindowWork(serial, 10, ms.get(name, 100.0) * 1e3, 1e5, 2e5, 1e5))}
         for name in NAMES
     }
 
@@ -207,7 +207,7 @@ def test_a_slow_rank_is_marked_after_windows_in_a_row_each_counted_once(office: 
     for serial in range(1, BAD_WINDOWS + 1):
         assert not office.marks()
         for _ in range(3):  # reports repeat a window until the next
-            office.turn(**windows(serial, b=140.0))
+            office.events_due(**windows(serial, b=140.0))
     assert office.marks() == {("node-b", "slow")}
     (mark,) = office.status.marks
     assert (
@@ -215,7 +215,7 @@ def test_a_slow_rank_is_marked_after_windows_in_a_row_each_counted_once(office: 
         in mark.reason
     )
     for serial in range(10, 10 + GOOD_WINDOWS):
-        office.turn(**windows(serial))
+        office.events_due(**windows(serial))
     assert office.marks() == set()
 
 
@@ -223,71 +223,73 @@ def test_a_slow_mark_outlives_a_restart_and_hangs_of_one_incarnation_dont_count_
     office: Office,
 ) -> None:
     for serial in range(1, BAD_WINDOWS + 1):
-        office.turn(**windows(serial, b=140.0))
+        office.events_due(**windows(serial, b=140.0))
     office.step(Error("a", "uid-a", 1, office.status.seq_num, "exit code 1"))
     office.finish()
     assert (office.status.phase, office.status.incarnation) == (Phase.RUN_COMMAND, 2)
-    office.turn()
+    office.events_due()
     assert office.marks() == {("node-b", "slow")}
 
 
 def test_a_new_master_takes_over_the_marks_and_takes_them_away_when_their_time_has_come(
     office: Office,
 ) -> None:
-    office.turn(**stuck())
+    office.events_due(**stuck())
     office.controller = ProgressController(office.fed.append, floor_s=60.0)
-    office.controller.followed(office.status, ())
-    assert office.turn(**stuck()) == []
-    office.turn(idleS=0.1)
+    office.controller.on_transitions(office.status, ())
+    assert office.events_due(**stuck()) == []
+    office.events_due(idleS=0.1)
     assert office.marks() == set()
 
 
 def test_how_far_training_is_is_told_before_a_failure_is_judged(office: Office) -> None:
-    office.turn(step=120)
-    office.turn(step=345, beats=300)
+    office.events_due(step=120)
+    office.events_due(step=345, beats=300)
     office.hear("a", kind=MessageType.ERROR, look=office.look)
     assert office.fed == [Progress(345)]
 
 
 def test_a_checkpoint_that_the_code_tells_of_is_told_once(office: Office) -> None:
     saved = {"rank": 0, "calls": 1, "step": 90, "path": "/c/90", "time": 5.0}
-    assert office.turn(a={"saved": saved}) == [Saved(90, "/c/90", "called", 5.0)]
-    assert office.turn(a={"saved": saved}) == []
-    assert office.turn(a={"saved": saved | {"calls": 2, "step": 99}}) == [Saved(99, "/c/90", "called", 5.0)]
+    assert office.events_due(a={"saved": saved}) == [Saved(90, "/c/90", "called", 5.0)]
+    assert office.events_due(a={"saved": saved}) == []
+    assert office.events_due(a={"saved": saved | {"calls": 2, "step": 99}}) == [
+        Saved(99, "/c/90", "called", 5.0)
+    ]
 
 
 def test_a_rank_that_ends_well_before_the_others_is_said_once(office: Office) -> None:
-    assert office.turn(d={"ended": True}) == [], "who is last is always a little later"
-    (event,) = office.turn(step=140, beats=140, d={"ended": True, "step": 100})
+    assert office.events_due(d={"ended": True}) == [], "who is last is always a little later"
+    (event,) = office.events_due(step=140, beats=140, d={"ended": True, "step": 100})
     assert isinstance(event, Noted)
     assert event.code == "rank.ended_early"
     assert event.detail == "rank 3 ended without an error after step 100; others are at step 140"
-    assert office.turn(step=150, beats=150, d={"ended": True, "step": 100}) == []
+    assert office.events_due(step=150, beats=150, d={"ended": True, "step": 100}) == []
 
 
 def test_a_node_that_is_done_while_others_train_on_is_said_too(office: Office) -> None:
-    office.turn()
+    office.events_due()
     office.step(Finish("d", "uid-d", 1, office.status.seq_num))
-    (event,) = office.turn(but="d", step=140, beats=140)
+    (event,) = office.events_due(but="d", step=140, beats=140)
     assert isinstance(event, Noted)
     assert event.detail.startswith("rank 3 ended without an error after step 100")
-    (event,) = office.turn(but="d", seconds=40.0, idleS=90.0, stack=WAITS, steady=3)
+    (event,) = office.events_due(but="d", seconds=40.0, idleS=90.0, stack=WAITS, steady=3)
     assert isinstance(event, Mark)
     assert event.verdict is Verdict.STALLED
     assert "rank 3 has ended already" in event.reason
 
 
 def test_the_first_step_of_all_ranks_is_told_once(office: Office) -> None:
-    office.turn(firstS=2.5, c={"beats": 0, "step": -1})
+    office.events_due(firstS=2.5, c={"beats": 0, "step": -1})
     assert not any(isinstance(event, Started) for event in office.done)
-    office.turn(firstS=2.5, c={"firstS": 4.5})
-    office.turn(firstS=2.5, c={"firstS": 4.5})
+    office.events_due(firstS=2.5, c={"firstS": 4.5})
+    office.events_due(firstS=2.5, c={"firstS": 4.5})
     (started,) = (event for event in office.done if isinstance(event, Started))
     assert (started.worker, started.timings_s) == ("c", {"first_step_s": 4.5})
 
 
 def test_the_record_learns_how_far_training_is_now_and_then(office: Office) -> None:
     for n in range(100):
-        office.turn(step=100 + n, beats=100 + n)
+        office.events_due(step=100 + n, beats=100 + n)
     told = office.status.highest_step
     assert 199 > told > 130, "about once a minute, not at every step"

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.contract import Applied, Controllers
 from aegis_elastic.control.controllers.correlated_failures import CorrelatedFailureController, probe_io
 from aegis_elastic.control.controllers.storm_guard import StormGuardController
 from aegis_elastic.core.events import (
@@ -77,7 +77,7 @@ class Office:
         )
         self.controllers = Controllers()
         self.controllers.add(self.controller)
-        self.controllers.followed(self.recorded.status, ())
+        self.controllers.on_transitions(self.recorded.status, ())
 
     def happens(self, *events: Event) -> None:
         """The master's part: step, then tell the desk."""
@@ -87,8 +87,8 @@ class Office:
         for line in self.recorded.lines[before:]:
             event = next((e for e in events if e == line.event), line.event)
             made = Transition(self.recorded.status, line.effects, line.reason, line.transition)
-            done.append(Decided(event, made))  # type: ignore[arg-type]
-        self.controllers.followed(self.recorded.status, done)
+            done.append(Applied(event, made))  # type: ignore[arg-type]
+        self.controllers.on_transitions(self.recorded.status, done)
 
     async def until(self, holds: Callable[[], bool], pump: bool = True) -> None:
         """Let the master's loop go round until that holds."""
@@ -121,7 +121,7 @@ def test_a_mark_is_acted_on_and_the_outcome_is_what_the_job_made_of_it() -> None
         await office.until(lambda: office.recorded.status.phase is Phase.TROUBLESHOOTING)
         assert office.recorded.status.recover_count == 1
         office.recorded.everybody_finishes(time.time() - BEGIN)
-        office.controllers.followed(office.recorded.status, ())
+        office.controllers.on_transitions(office.recorded.status, ())
         await office.until(lambda: len(office.pager.pages) == 2)
         assert office.pager.pages[0][0].startswith("n1.due.")
         key, text, urgent = office.pager.pages[1]
@@ -175,7 +175,7 @@ def test_what_the_machine_pages_and_what_notes_call_for_reaches_humans_once() ->
         )
         note = Noted("w0", "n0", "success.false", "it couldn't read where it stood", 1.0)
         for _ in range(3):
-            office.controllers.followed(status, [Decided(note, paged)])
+            office.controllers.on_transitions(status, [Applied(note, paged)])
         await office.until(lambda: len(office.pager.pages) == 2)
         await asyncio.sleep(0.1)
         texts = {text for _, text, _ in office.pager.pages}
@@ -329,7 +329,7 @@ def brake(
         lambda event: None, policy, lambda key, text, urgent: pages.append(text), {}, now=clock
     )
     recorded.at(100, Act("w0", "manual", "an operator"))
-    controller.followed(recorded.status, ())
+    controller.on_transitions(recorded.status, ())
     return controller, pages
 
 
@@ -343,19 +343,19 @@ def test_the_brake_holds_ever_longer_isolates_nobody_and_ends_at_its_bound() -> 
     for _ in range(10):
         for number in range(4):
             assert controller.due_s() == math.inf, "as long as one hasn't told"
-            controller.heard(finish(recorded, f"w{number}", *([GPU] if number < 2 else [])), 0.0)
+            controller.on_report(finish(recorded, f"w{number}", *([GPU] if number < 2 else [])), 0.0)
         assert controller.due_s() == -math.inf
-        [event] = controller.turn(0.0)
+        [event] = controller.events_due(0.0)
         if isinstance(event, Quit):
             break
         assert isinstance(event, Hold)
         waits.append(event.until - now[0])
         now[0] = event.until
-        controller.followed(msgspec.structs.replace(recorded.status, held=event.reason), ())
+        controller.on_transitions(msgspec.structs.replace(recorded.status, held=event.reason), ())
         # The hold runs out: everybody checks again, in a new order.
         again = msgspec.structs.replace(recorded.status, seq_num=recorded.status.seq_num + 1)
         recorded.status = again
-        controller.followed(again, ())
+        controller.on_transitions(again, ())
     assert waits == [10, 20, 40, 30]
     assert isinstance(event, Quit)
     assert "it has lasted for 100 s, and no node is blamed" in event.reason
@@ -395,14 +395,14 @@ def first_checks(nodes: int, broken: int) -> tuple[Recorded, list[str]]:
     controller = CorrelatedFailureController(
         lambda event: None, Policy(), lambda key, text, urgent: pages.append(text), {}, now=lambda: 1000.0
     )
-    controller.followed(recorded.status, ())
+    controller.on_transitions(recorded.status, ())
     for number in range(nodes):
         found = (GPU,) if number < broken else ()
-        controller.heard(finish(recorded, f"w{number}", *found), 0.0)
+        controller.on_report(finish(recorded, f"w{number}", *found), 0.0)
         worker = recorded.status.workers[number]
         recorded.add(100, Finish(worker.name, worker.uid, 1, recorded.status.seq_num, found, "127.0.0.1:1"))
     # The desk's turn comes before the machine's.
-    recorded.at(100, *controller.turn(0.0))
+    recorded.at(100, *controller.events_due(0.0))
     return recorded, pages
 
 
@@ -410,8 +410,8 @@ def test_the_brake_works_in_a_policy_that_only_observes_since_the_machine_isolat
     recorded = Recorded(2)
     controller, pages = brake(Policy(mode="observe"), recorded, lambda: 1000.0)
     for number in range(2):
-        controller.heard(finish(recorded, f"w{number}", GPU), 0.0)
-    [event] = controller.turn(0.0)
+        controller.on_report(finish(recorded, f"w{number}", GPU), 0.0)
+    [event] = controller.events_due(0.0)
     assert isinstance(event, Hold)
     assert len(pages) == 1
 
@@ -422,7 +422,7 @@ def test_a_finish_of_another_round_or_another_life_is_nothing() -> None:
     late = msgspec.structs.replace(finish(recorded, "w0", GPU), seq_num=recorded.status.seq_num - 1)
     dead = msgspec.structs.replace(finish(recorded, "w1", GPU), uid="another")
     for message in (late, dead, finish(recorded, "w0", GPU)):
-        controller.heard(message, 0.0)
+        controller.on_report(message, 0.0)
         assert controller.due_s() == math.inf
 
 

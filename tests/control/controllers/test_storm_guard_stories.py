@@ -10,7 +10,15 @@ import pytest
 from aegis_elastic.control.controllers.guarded_actions import GuardedActions, World
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
-from aegis_elastic.core.policy.storm_guard import Action, Case, Deed, Do, NodeGuard, Outcome, remedy
+from aegis_elastic.core.policy.storm_guard import (
+    Action,
+    Condition,
+    DecisionKind,
+    GuardedAction,
+    NodeGuard,
+    Outcome,
+    remedy,
+)
 from aegis_elastic.store.contract import Store
 from aegis_elastic.store.memory import MemoryBackend, MemoryStore
 
@@ -32,7 +40,7 @@ class Scene(World):
         self.bad = False
         self.boundary = True
         self.outcome = Outcome.DONE
-        self.acts: list[Deed] = []
+        self.acts: list[GuardedAction] = []
         self.pages: list[tuple[str, str, bool]] = []
         self.notes: list[tuple[str, str]] = []
         self.on_collect: Callable[[], Awaitable[None]] | None = None
@@ -44,39 +52,39 @@ class Scene(World):
     def now(self) -> float:
         return self.clock
 
-    async def look(self, case: Case) -> tuple[bool, bool]:
+    async def look(self, condition: Condition) -> tuple[bool, bool]:
         return self.bad, self.boundary
 
-    async def collect(self, case: Case) -> str:
+    async def collect(self, condition: Condition) -> str:
         if self.on_collect is not None:
             await self.on_collect()
         return "stacks of all ranks"
 
-    async def act(self, case: Case, deed: Deed) -> tuple[Outcome, str]:
-        self.acts.append(deed)
+    async def act(self, condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
+        self.acts.append(taken)
         return self.outcome, "as told"
 
     async def page(self, key: str, text: str, *, urgent: bool) -> None:
         self.pages.append((key.split(".")[1], text, urgent))
 
-    def note(self, case: Case, code: str, detail: str) -> None:
+    def note(self, condition: Condition, code: str, detail: str) -> None:
         self.notes.append((code, detail))
 
     def paged(self, what: str) -> int:
         return sum(key == what for key, _, _ in self.pages)
 
-    async def watch(self, for_s: float, *keepers: GuardedActions, case: Case | None = None) -> None:
+    async def watch(self, for_s: float, *keepers: GuardedActions, condition: Condition | None = None) -> None:
         """All instances look, every half minute of the story."""
         end = self.clock + for_s
         while self.clock < end:
             self.clock += LOOK_S
             for keeper in keepers:
-                await keeper.follow_up(case or FROZEN)
-                await keeper.look(case or FROZEN)
+                await keeper.follow_up(condition or FROZEN)
+                await keeper.look(condition or FROZEN)
 
 
-FROZEN = Case("gpu-7", "w7", Verdict.FROZEN, Action.RESTART_HUNG, "no heartbeat for 2 minutes")
-SLOW = Case("gpu-7", "w7", Verdict.SLOW, Action.EVICT_SLOW, "28 % behind its peers")
+FROZEN = Condition("gpu-7", "w7", Verdict.FROZEN, Action.RESTART_HUNG, "no heartbeat for 2 minutes")
+SLOW = Condition("gpu-7", "w7", Verdict.SLOW, Action.EVICT_SLOW, "28 % behind its peers")
 
 
 def play(story: Callable[[Scene], Awaitable[None]], policy: Policy | None = None) -> Scene:
@@ -92,8 +100,8 @@ def test_a_hang_is_acted_on_after_it_has_held_for_three_minutes() -> None:
         await scene.watch(3 * MINUTES, one)
         assert not scene.acts, "two observations, then three minutes"
         await scene.watch(1 * MINUTES, one)
-        [deed] = scene.acts
-        assert deed.reason == "frozen, for 180 s: no heartbeat for 2 minutes"
+        [taken] = scene.acts
+        assert taken.reason == "frozen, for 180 s: no heartbeat for 2 minutes"
         assert [(key, urgent) for key, _, urgent in scene.pages] == [("due", False), ("done", False)]
         assert "stacks of all ranks" in scene.pages[0][1], "what is known is sent before it is destroyed"
 
@@ -138,7 +146,7 @@ def test_two_instances_that_disagree_by_one_observation_dont_reset_each_others_c
         for _ in range(5):
             scene.clock += LOOK_S
             other = scene.instance("other")
-            assert await other.look(FROZEN) is Do.WAIT
+            assert await other.look(FROZEN) is DecisionKind.WAIT
             await one.look(FROZEN)
         scene.clock += LOOK_S
         await one.look(FROZEN)
@@ -162,16 +170,16 @@ def test_what_one_master_has_seen_its_successors_need_not_see_again() -> None:
 
         for name in ("second", "third", "fourth"):
             scene.clock += 50
-            assert await scene.instance(name).look(FROZEN) is Do.WAIT
+            assert await scene.instance(name).look(FROZEN) is DecisionKind.WAIT
         scene.on_collect = dies
         scene.clock += 50
         with pytest.raises(Died):
             await scene.instance("fifth").look(FROZEN)
         scene.on_collect = None
         scene.clock += 50
-        assert await scene.instance("sixth").look(FROZEN) is Do.ACT
-        [deed] = scene.acts
-        assert deed.reason == "frozen, for 250 s: no heartbeat for 2 minutes"
+        assert await scene.instance("sixth").look(FROZEN) is DecisionKind.ACT
+        [taken] = scene.acts
+        assert taken.reason == "frozen, for 250 s: no heartbeat for 2 minutes"
 
     play(story)
 
@@ -182,14 +190,14 @@ def test_of_two_instances_one_acts_and_the_other_skips() -> None:
         scene.bad = True
         await scene.watch(3.5 * MINUTES, one, other)
         scene.clock += LOOK_S
-        meanwhile: list[Do] = []
+        meanwhile: list[DecisionKind] = []
 
         async def other_looks() -> None:
             meanwhile.append(await other.look(FROZEN))
 
         scene.on_collect = other_looks
         await one.look(FROZEN)
-        assert meanwhile == [Do.ACT], "it came to the same conclusion"
+        assert meanwhile == [DecisionKind.ACT], "it came to the same conclusion"
         assert len(scene.acts) == 1
         assert ("guard.locked", "another instance is at it") in scene.notes
 
@@ -332,8 +340,8 @@ def test_an_action_whose_actor_died_is_no_secret() -> None:
         class Dies(Exception):
             pass
 
-        async def dies(case: Case, deed: Deed) -> tuple[Outcome, str]:
-            scene.acts.append(deed)
+        async def dies(condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
+            scene.acts.append(taken)
             raise Dies
 
         scene.bad = True
@@ -356,11 +364,11 @@ def test_a_slow_node_waits_for_its_boundary_and_a_hung_one_leaves_the_second_tim
     async def story(scene: Scene) -> None:
         one = scene.instance("one")
         scene.bad, scene.boundary = True, False
-        await scene.watch(3600, one, case=SLOW)
+        await scene.watch(3600, one, condition=SLOW)
         assert not scene.acts
         scene.boundary = True
-        await scene.watch(1 * MINUTES, one, case=SLOW)
-        assert [deed.action for deed in scene.acts] == [Action.EVICT_SLOW]
+        await scene.watch(1 * MINUTES, one, condition=SLOW)
+        assert [taken.action for taken in scene.acts] == [Action.EVICT_SLOW]
         node, _ = await one.node("gpu-7")
         assert remedy(Verdict.FROZEN, node, True, scene.clock) is Action.RESTART_HUNG
         await one.count("gpu-7", Action.RESTART_HUNG, "yesterday's")
@@ -377,10 +385,10 @@ def test_some_verdicts_are_a_humans(verdict: Verdict) -> None:
 
     async def story(scene: Scene) -> None:
         action = remedy(verdict, NodeGuard(), True, 0.0)
-        case = Case("gpu-7", "w7", verdict, action, "nothing heard for 30 s")
+        condition = Condition("gpu-7", "w7", verdict, action, "nothing heard for 30 s")
         one, other = scene.instance("one"), scene.instance("other")
         scene.bad = True
-        await scene.watch(3 * 3600, one, other, case=case)
+        await scene.watch(3 * 3600, one, other, condition=condition)
         assert not scene.acts
         [(key, text, urgent)] = scene.pages
         assert (key, urgent) == ("human", True)

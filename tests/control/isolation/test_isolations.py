@@ -75,7 +75,7 @@ class Bench:
 async def condemn(scope: ClusterScope, *names: str, kind: str = HARDWARE, until: float = 0.0) -> None:
     taint = NodeTaint("gpu.missing", kind, NOW, "team/job/1", until)
     for name in names:
-        await scope.change(name, lambda record: node_records.tainted(record, taint))
+        await scope.change(name, lambda record: node_records.with_taint(record, taint))
 
 
 def over_memory(scenario: Callable[[ClusterScope, Scheduler], Awaitable[None]]) -> None:
@@ -158,7 +158,7 @@ def test_no_more_nodes_are_isolated_at_once_than_allowed_over_all_jobs() -> None
         assert len(refused) == 4 and "2 nodes are isolated already" in refused[0][0]
         # One that is free again makes room.
         back = min(scheduler.out)
-        await scope.change(back, node_records.untainted)
+        await scope.change(back, node_records.without_taints)
         jobs[0].isolations.release(back)
         await jobs[0].all_done()
         left = next(name for name in names if name not in scheduler.out and name != back)
@@ -180,7 +180,7 @@ def test_a_slot_that_a_dead_master_left_behind_is_taken_over() -> None:
         heir.isolations.ask("n2", "gpu.missing")
         await heir.all_done()
         assert heir.codes() == ["n2 isolation.refused"]  # n1 is out as far as anybody can know
-        await scope.change("n1", node_records.untainted)
+        await scope.change("n1", node_records.without_taints)
         scheduler.gate.set()
         heir.isolations.ask("n2", "gpu.missing")
         await heir.all_done()
@@ -195,7 +195,7 @@ def test_of_several_masters_one_gives_the_node_back() -> None:
         jobs = [Bench(scope, scheduler) for _ in range(4)]
         jobs[0].isolations.ask("n1", "slow")
         await jobs[0].all_done()
-        await scope.change("n1", node_records.untainted)
+        await scope.change("n1", node_records.without_taints)
         outcomes = await asyncio.gather(*(release(scope, scheduler, "n1", NOW) for _ in jobs))
         assert [outcome is not None for outcome in outcomes].count(True) == 1
         assert scheduler.asked.count("release n1") == 1
@@ -272,8 +272,10 @@ def test_two_processes_worth_of_stores_share_the_records(tmp_path: Path, kind: s
         assert one is not None and other is not None
         await condemn(one, "n1", kind=kind)
         assert not node_records.judge(await other.record("n1"), NOW).free
-        many = [other.change("n1", lambda r, i=i: node_records.happened(r, incident(i))) for i in range(8)]  # type: ignore[misc]
-        await asyncio.gather(one.change("n1", node_records.untainted), *many)
+        many = [
+            other.change("n1", lambda r, i=i: node_records.with_incident(r, incident(i))) for i in range(8)
+        ]  # type: ignore[misc]
+        await asyncio.gather(one.change("n1", node_records.without_taints), *many)
         record = await one.record("n1")
         assert node_records.judge(record, NOW).free
         assert len({each.code for each in record.incidents if each.kind == node_records.ANOMALY}) == 8

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from aegis_elastic.core.accounts.record import BadRecord, Records, join, seats_id, split
+from aegis_elastic.core.accounts.record import BadRecord, Records, join, split, worker_order_id
 from aegis_elastic.core.events import Error, Finish, Reconcile
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, Phase, Status, Worker
@@ -21,7 +21,7 @@ from tests.core.machine.walks import Choice, Walk, moves, specs
 def test_what_is_stored_is_what_there_was(spec: JobSpec, walk: list[Choice]) -> None:
     for told in Walk(spec, walk).steps:
         records = split(told.made.status)
-        assert join(records.job, records.workers, records.members) == told.made.status
+        assert join(records.job, records.workers, records.worker_order) == told.made.status
 
 
 @given(specs(), moves)
@@ -79,15 +79,15 @@ def test_sixteen_thousand_workers_fit_into_a_small_record() -> None:
     records = split(status)
     assert len(records.job) < 64 * 1024
     assert len(records.workers) == 16_000
-    assert records.seats_id == seats_id(records.job) != ""
-    assert join(records.job, records.workers, records.members) == status
+    assert records.worker_order_id == worker_order_id(records.job) != ""
+    assert join(records.job, records.workers, records.worker_order) == status
     failed = step(
         status, Error(status.workers[7].name, status.workers[7].uid, 1, status.seq_num, "exit code 1"), 8.0
     ).status
     after = split(failed, status)
     assert after.workers == {}, "a failure is in the job record alone"
     assert len(after.job) < 64 * 1024
-    assert join(after.job, records.workers, after.members) == failed
+    assert join(after.job, records.workers, after.worker_order) == failed
 
 
 def test_it_fits_while_sixteen_thousand_are_exceptions_one_after_the_other() -> None:
@@ -107,7 +107,7 @@ def test_it_fits_while_sixteen_thousand_are_exceptions_one_after_the_other() -> 
     status = msgspec.structs.replace(status, workers=workers)
     records = split(status)
     assert len(records.job) < VALUE_BYTES_MAX
-    assert join(records.job, records.workers, records.members) == status
+    assert join(records.job, records.workers, records.worker_order) == status
 
 
 def test_it_fits_when_every_worker_has_failed_with_many_words() -> None:
@@ -146,30 +146,30 @@ def test_stores_that_are_used_up_are_not_written_one_by_one() -> None:
     assert {worker.store for worker in after.workers} == {""}
     records = split(after, status)
     assert records.workers == {}
-    assert join(records.job, stored, records.members) == after
+    assert join(records.job, stored, records.worker_order) == after
 
 
 def test_few_seats_are_inside_the_job_record() -> None:
     records = split(big_job(4))
-    assert (records.members, records.seats_id) == (b"", "")
+    assert (records.worker_order, records.worker_order_id) == (b"", "")
 
 
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda r: (b"{", r.workers, r.members), "cannot read the job record"),
-        (lambda r: (b"zjunk", r.workers, r.members), "cannot read the job record"),
+        (lambda r: (b"{", r.workers, r.worker_order), "cannot read the job record"),
+        (lambda r: (b"zjunk", r.workers, r.worker_order), "cannot read the job record"),
         (
-            lambda r: (b'{"status":{"x":' + b"[" * 100_000, r.workers, r.members),
+            lambda r: (b'{"status":{"x":' + b"[" * 100_000, r.workers, r.worker_order),
             "cannot read the job record",
         ),
-        (lambda r: (r.job, {}, r.members), "no record of 'node-00001"),
+        (lambda r: (r.job, {}, r.worker_order), "no record of 'node-00001"),
         (
-            lambda r: (r.job, dict.fromkeys(r.workers, b"junk"), r.members),
+            lambda r: (r.job, dict.fromkeys(r.workers, b"junk"), r.worker_order),
             "cannot put the status together",
         ),
         (lambda r: (r.job, r.workers, b"junk"), "cannot put the status together"),
-        (lambda r: (r.job.replace(b'"RunCommand"', b'"Dancing"'), r.workers, r.members), "Dancing"),
+        (lambda r: (r.job.replace(b'"RunCommand"', b'"Dancing"'), r.workers, r.worker_order), "Dancing"),
     ],
 )
 def test_spoiled_records_are_one_error(spoil: object, complaint: str) -> None:

@@ -6,7 +6,7 @@ from aegis_elastic.core.accounts.status_view import status_view
 from aegis_elastic.core.events import Error, Join, Reconcile
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, Phase, Worker
-from aegis_elastic.core.protocol.orders import wanted
+from aegis_elastic.core.protocol.orders import derive_order
 from aegis_elastic.core.rank_assignment import assign_ranks, first_order
 from tests.core.machine.walks import Walk
 
@@ -72,6 +72,6 @@ def test_global_ranks_are_consecutive_over_unequal_workers() -> None:
 def test_the_order_follows_from_the_status_alone() -> None:
     status = create(JobSpec("job", "default", 1, 1, 3), 0.0)
     status = step(status, Join("w0", "w0/1", "node", "10.0.0.1", 4), 1.0).status
-    assert wanted(status) == wanted(status)
-    order = wanted(status)
+    assert derive_order(status) == derive_order(status)
+    order = derive_order(status)
     assert (order.action.value, order.assignments, order.max_retry) == ("ready", (), 3)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from aegis_elastic.core.checkpoints.arguments import DEFAULT_FOLDERS, Place, parse_place, places
+from aegis_elastic.core.checkpoints.arguments import (
+    DEFAULT_FOLDERS,
+    WatchedFolder,
+    parse_watched_folder,
+    places,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ from aegis_elastic.core.checkpoints.arguments import DEFAULT_FOLDERS, Place, par
 )
 def test_the_folder_is_found(line: str, path: str) -> None:
     wanted = path if path.startswith("/") else f"/home/me/{path}"
-    assert places(line.split(), "/home/me") == (Place("auto", wanted),)
+    assert places(line.split(), "/home/me") == (WatchedFolder("auto", wanted),)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +53,8 @@ def test_two_options_are_two_places_and_one_folder_is_one() -> None:
 
 
 def test_a_place_can_be_named() -> None:
-    assert parse_place("megatron:/ckpt", "/home/me") == Place("megatron", "/ckpt")
-    assert parse_place("auto:sub/folder", "/home/me") == Place("auto", "/home/me/sub/folder")
+    assert parse_watched_folder("megatron:/ckpt", "/home/me") == WatchedFolder("megatron", "/ckpt")
+    assert parse_watched_folder("auto:sub/folder", "/home/me") == WatchedFolder("auto", "/home/me/sub/folder")
 
 
 @pytest.mark.parametrize(
@@ -57,4 +62,4 @@ def test_a_place_can_be_named() -> None:
 )
 def test_a_place_that_is_none_is_refused_with_the_kinds(text: str) -> None:
     with pytest.raises(ValueError, match=r"KIND:PATH|names no folder"):
-        parse_place(text, "/home/me")
+        parse_watched_folder(text, "/home/me")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aegis_elastic.core.checkpoints import KINDS, Memory, megatron_trackers
+from aegis_elastic.core.checkpoints import KINDS, SeenCheckpoints, megatron_trackers
 from tests.core.checkpoints import scenes
 from tests.core.checkpoints.scenes import Save, Scene, metadata, torch_file
 
@@ -57,7 +57,7 @@ CASES = pytest.mark.parametrize(("kind", "save"), SAVES, ids=[save.__name__ for 
 @CASES
 def test_no_moment_of_a_save_is_its_end(kind: str, save: MakeSave, found_by: str) -> None:
     """Three saves one after the other: while one is written, only those before it are complete."""
-    scene, memory = Scene(), Memory()
+    scene, memory = Scene(), SeenCheckpoints()
     rule = kind if found_by == "named" else "auto"
     told: list[int] = []
     for step in (10, 20, 30):
@@ -76,7 +76,7 @@ def test_no_moment_of_a_save_is_its_end(kind: str, save: MakeSave, found_by: str
 def test_saved_again_at_the_same_place_it_is_complete_when_all_of_it_is_new(
     kind: str, save: MakeSave
 ) -> None:
-    scene, memory = Scene(), Memory()
+    scene, memory = Scene(), SeenCheckpoints()
     list(save(scene, 10))
     assert [checkpoint.step for checkpoint in memory.new(scene.complete())] == [10]
     for _ in save(scene, 10):
@@ -95,7 +95,7 @@ def test_what_was_there_before_is_not_news_and_does_not_complete_what_comes(
         for moment, _ in enumerate(save(scene, 10)):
             if moment == stopped_at:
                 break
-        memory = Memory(floor_ns=scene.now_ns)
+        memory = SeenCheckpoints(floor_ns=scene.now_ns)
         assert memory.new(scene.complete()) == ()
         for _ in save(scene, 10):
             assert memory.new(scene.complete()) == (), f"stopped at {stopped_at}"

@@ -21,7 +21,7 @@ import msgspec
 
 from aegis_elastic.agents.monitoring.gpus import Gpus
 from aegis_elastic.agents.monitoring.samples import Sampler
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.testing.netns import Net
 
@@ -76,7 +76,7 @@ def host(number: int, seconds: float, out: Path) -> None:
         for rank in range(number * RANKS, (number + 1) * RANKS)
     }
     assignment = RankAssignment(f"node{number}", "uid", number, number * RANKS, RANKS)
-    watched = Watched(1, assignment, {rank: process.pid for rank, process in ranks.items()})
+    watched = WatchedRanks(1, assignment, {rank: process.pid for rank, process in ranks.items()})
     cards = Gpus(1.0)
     sampler = Sampler(watched, cards)
     with gzip.open(out, "wb") as file:

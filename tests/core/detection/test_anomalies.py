@@ -18,14 +18,14 @@ LONG = 1800
 
 def idle(values: Iterable[float], rule: Idle | None = None) -> list[Fired]:
     rule = rule or Idle(RULES, "cores", 0.01)
-    return [fired for value in values if (fired := rule.look(value)) is not None]
+    return [fired for value in values if (fired := rule.observe(value)) is not None]
 
 
 def growth(
     used: Iterable[float], available: float = 20 * GIB, rule: Growth | None = None
 ) -> list[tuple[int, Fired]]:
     rule = rule or Growth(RULES)
-    said = [(second, rule.look(each, available, float(second))) for second, each in enumerate(used)]
+    said = [(second, rule.observe(each, available, float(second))) for second, each in enumerate(used)]
     return [(second, fired) for second, fired in said if fired is not None]
 
 
@@ -34,7 +34,7 @@ def drop(
 ) -> list[Fired]:
     """Bytes a second while sending, one value a sample."""
     rule = rule or Drop(RULES)
-    said = [rule.look(rate * busy, busy, queued, 1.0) for rate in rates]
+    said = [rule.observe(rate * busy, busy, queued, 1.0) for rate in rates]
     return [fired for fired in said if fired is not None]
 
 

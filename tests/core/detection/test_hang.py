@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aegis_elastic.core.detection import stacks
-from aegis_elastic.core.detection.hang import Judgement, Seen, judge
+from aegis_elastic.core.detection.hang import Judgement, ObservedRank, judge
 from aegis_elastic.core.detection.progress import RankFacts, patience_s
 from aegis_elastic.core.detection.stacks import Frame
 from aegis_elastic.core.model import Verdict
@@ -29,20 +29,20 @@ HOOK = (
 BACKWARD = (Frame("_engine_run_backward", "/x/torch/autograd/graph.py", 1), STEP)
 
 
-def seen(rank: int, stack: stacks.Stack = (), **facts: object) -> Seen:
+def seen(rank: int, stack: stacks.Stack = (), **facts: object) -> ObservedRank:
     told: dict[str, object] = {
         "step": 100, "beats": 100, "idle_s": 90.0, "longest_s": 2.0, "step_s": 0.2, "state": "S",
         "steady": 3 if stack else 0,
     }  # fmt: skip
     made = RankFacts(rank=rank, stack=stacks.pack(stack), **{**told, **facts})  # type: ignore[arg-type]
-    return Seen(made, f"w{rank}", f"n{rank}")
+    return ObservedRank(made, f"w{rank}", f"n{rank}")
 
 
-def world(*several: stacks.Stack, **facts: object) -> list[Seen]:
+def world(*several: stacks.Stack, **facts: object) -> list[ObservedRank]:
     return [seen(rank, stack, **facts) for rank, stack in enumerate(several)]
 
 
-def verdict(ranks: list[Seen]) -> tuple[Verdict, int]:
+def verdict(ranks: list[ObservedRank]) -> tuple[Verdict, int]:
     hang = judge(ranks).hang
     assert hang is not None
     return hang.verdict, hang.seen.facts.rank
@@ -109,7 +109,7 @@ def test_everybody_stopped_is_a_suspended_job_and_nobodys_fault() -> None:
         ("half here, half there", world(EVALUATES, EVALUATES, LOOPS, LOOPS)),
     ],
 )
-def test_what_may_be_work_is_for_people(name: str, ranks: list[Seen]) -> None:
+def test_what_may_be_work_is_for_people(name: str, ranks: list[ObservedRank]) -> None:
     assert verdict(ranks)[0] is Verdict.STALLED, name
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from aegis_elastic.core.detection.progress import Facts, Own, RankFacts, decode, packed
+from aegis_elastic.core.detection.progress import Facts, RankFacts, WindowWork, decode, packed
 from aegis_elastic.core.protocol.messages import WATCHED_BYTES_MAX
 
-OWN = Own(7, 10, 100000.0, 120000.0, 200000.0, 99000.0)
+OWN = WindowWork(7, 10, 100000.0, 120000.0, 200000.0, 99000.0)
 
 
 def node(count: int, stacks: int, chars: int = 1500) -> Facts:

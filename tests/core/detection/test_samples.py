@@ -50,7 +50,7 @@ def looked_at(samples: list[Sample], change: Change | None = None, rank: int = 0
         if change is not None and late_s > 0:
             ranks = tuple(change(each, late_s) if each.rank == rank else each for each in sample.ranks)
             sample = msgspec.structs.replace(sample, ranks=ranks)
-        found += rules.look(sample)
+        found += rules.observe(sample)
     return found
 
 
@@ -105,13 +105,13 @@ def sample(at: int, gpu: float | None = None, available: int = 20 << 30, rank_by
 
 def test_a_gpu_that_falls_idle_is_told_with_the_global_rank() -> None:
     rules = RankRules(Rules())
-    found = [a for at in range(500) for a in rules.look(sample(at, gpu=0.9 if at < 300 else 0.0))]
+    found = [a for at in range(500) for a in rules.observe(sample(at, gpu=0.9 if at < 300 else 0.0))]
     assert [(each.code, each.rank) for each in found] == [(GPU_IDLE, 4), (GPU_IDLE, 5)]
 
 
 def test_a_node_whose_memory_goes_without_a_rank_to_blame_is_told_as_a_node() -> None:
     rules = RankRules(Rules())
-    found = [a for at in range(900) for a in rules.look(sample(at, available=(20 << 30) - at * 4 * MIB))]
+    found = [a for at in range(900) for a in rules.observe(sample(at, available=(20 << 30) - at * 4 * MIB))]
     assert [(each.code, each.rank) for each in found] == [(MEMORY_GROWS, NODE)]
 
 
@@ -120,18 +120,18 @@ def test_who_leaks_is_blamed_instead_of_the_node() -> None:
     found = []
     for at in range(900):
         grown = at * 4 * MIB
-        found += rules.look(sample(at, available=(20 << 30) - 2 * grown, rank_bytes=(1 << 30) + grown))
+        found += rules.observe(sample(at, available=(20 << 30) - 2 * grown, rank_bytes=(1 << 30) + grown))
     assert [(each.code, each.rank) for each in found] == [(MEMORY_GROWS, 4), (MEMORY_GROWS, 5)]
 
 
 def test_the_first_look_says_nothing() -> None:
     rules = RankRules(Rules())
-    assert rules.look(msgspec.structs.replace(sample(0), took_s=0.0)) == []
+    assert rules.observe(msgspec.structs.replace(sample(0), took_s=0.0)) == []
 
 
 def test_a_report_of_it_can_be_read_back() -> None:
-    news = sample(3, gpu=0.5).news(0.001, 7)
-    usage = msgspec.json.decode(json.dumps(news), type=Usage)
+    raw = json.dumps(sample(3, gpu=0.5).usage(0.001, 7))
+    usage = msgspec.json.decode(raw, type=Usage)
     assert usage.cpu_cores == 2.0
     assert usage.gpu_utilisation == 0.5
     assert usage.skipped_bytes == 7

@@ -9,15 +9,15 @@ import statistics
 import msgspec
 import pytest
 
-from aegis_elastic.core.detection.progress import Own, error_of_usual, usual
+from aegis_elastic.core.detection.progress import WindowWork, error_of_usual, usual
 from aegis_elastic.core.detection.straggler import (
     BAD_WINDOWS,
     GOOD_WINDOWS,
-    Watch,
+    WindowHistory,
     equals,
-    follow,
     pays,
     slow_ranks,
+    update,
 )
 
 
@@ -28,11 +28,11 @@ def own(
     cpu_ms: float = 100.0,
     count: int = 10,
     groups: tuple[int, ...] = (),
-) -> Own:
-    return Own(1, count, first_ms * 1e3, last_ms * 1e3, step_ms * 1e3, cpu_ms * 1e3, groups)
+) -> WindowWork:
+    return WindowWork(1, count, first_ms * 1e3, last_ms * 1e3, step_ms * 1e3, cpu_ms * 1e3, groups)
 
 
-def window(*first_ms: float) -> dict[int, Own]:
+def window(*first_ms: float) -> dict[int, WindowWork]:
     return {rank: own(time, time * 1.2) for rank, time in enumerate(first_ms)}
 
 
@@ -78,7 +78,7 @@ def test_the_reason_says_whether_it_computes_more_or_is_kept_from_it() -> None:
         ("a fast one", window(100, 100, 60, 100)),
     ],
 )
-def test_nobody_is_slow(name: str, ranks: dict[int, Own]) -> None:
+def test_nobody_is_slow(name: str, ranks: dict[int, WindowWork]) -> None:
     assert slow_ranks(ranks) == {}, name
 
 
@@ -88,17 +88,17 @@ def noisy(chance: random.Random, count: int, slow: float = 1.0) -> list[float]:
     return [time + (chance.expovariate(1 / 150) if chance.random() < 0.1 else 0) for time in work]
 
 
-def measured(times_ms: list[float]) -> Own:
+def measured(times_ms: list[float]) -> WindowWork:
     first, error = usual(times_ms) * 1e3, error_of_usual(times_ms) * 1e3
-    return Own(1, len(times_ms), first, first * 1.1, first * 1.2, 50e3, (), error, error)
+    return WindowWork(1, len(times_ms), first, first * 1.1, first * 1.2, 50e3, (), error, error)
 
 
 def windows_until_marked(chance: random.Random, windows: int, slow: float, count: int = 6) -> int:
     """How many windows of four ranks it took until the first was marked; 0: it never was."""
-    watch, nodes = Watch(), frozenset("0123")
+    watch, nodes = WindowHistory(), frozenset("0123")
     for number in range(1, windows + 1):
         found = slow_ranks({rank: measured(noisy(chance, count, 1.0 if rank else slow)) for rank in range(4)})
-        watch = follow(watch, {str(rank): each.certainty for rank, each in found.items()}, nodes)
+        watch = update(watch, {str(rank): each.certainty for rank, each in found.items()}, nodes)
         if watch.marked:
             return number if watch.marked == {"0"} else 0
     return 0
@@ -113,33 +113,33 @@ def test_noise_marks_nobody_and_a_slow_rank_is_found_in_it() -> None:
 
 
 def test_a_mark_takes_windows_in_a_row_and_so_does_its_end() -> None:
-    nodes, watch = frozenset("abc"), Watch()
+    nodes, watch = frozenset("abc"), WindowHistory()
     for number in range(BAD_WINDOWS):
         assert not watch.marked
-        watch = follow(watch, {"b": math.inf}, nodes)
+        watch = update(watch, {"b": math.inf}, nodes)
         assert (number + 1 >= BAD_WINDOWS) == ("b" in watch.marked)
     for _ in range(GOOD_WINDOWS - 1):
-        watch = follow(watch, {}, nodes)
+        watch = update(watch, {}, nodes)
         assert watch.marked == {"b"}
-    assert not follow(watch, {}, nodes).marked
+    assert not update(watch, {}, nodes).marked
 
 
 def test_what_could_be_chance_takes_more_windows() -> None:
-    nodes, watch, took = frozenset("abc"), Watch(), 0
+    nodes, watch, took = frozenset("abc"), WindowHistory(), 0
     while not watch.marked:
-        watch, took = follow(watch, {"b": 2.0}, nodes), took + 1
+        watch, took = update(watch, {"b": 2.0}, nodes), took + 1
     assert took == 7, "2 standard errors seven times are more than 5"
 
 
 def test_one_good_window_begins_the_count_anew() -> None:
-    nodes, watch = frozenset("abc"), Watch()
+    nodes, watch = frozenset("abc"), WindowHistory()
     for slow in ("b", "b", "", "b", "b", "", "c", "b"):
-        watch = follow(watch, dict.fromkeys(slow, math.inf), nodes)
+        watch = update(watch, dict.fromkeys(slow, math.inf), nodes)
     assert not watch.marked
 
 
 def test_a_marked_node_that_has_left_keeps_its_mark() -> None:
-    assert follow(Watch(marked=frozenset("b")), {}, frozenset("ac")).marked == {"b"}
+    assert update(WindowHistory(marked=frozenset("b")), {}, frozenset("ac")).marked == {"b"}
 
 
 def test_one_stumble_is_left_out_and_bursts_are_not() -> None:
@@ -156,7 +156,7 @@ def test_moving_out_must_pay() -> None:
     assert pays(0.01, trained_s=86400.0), "a job that has run for a day will run on"
 
 
-def pipeline(*first_ms: float, cpu_ms: dict[int, float] | None = None) -> dict[int, Own]:
+def pipeline(*first_ms: float, cpu_ms: dict[int, float] | None = None) -> dict[int, WindowWork]:
     """Two stages of three ranks each, the second with 60 % more to do; all six share a few bytes at most."""
     more = cpu_ms or {}
     return {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aegis_elastic.core.diagnosis.attribution import (
     WINDOW_S,
-    Evidence,
+    ReportedError,
     attribute,
     clues_of,
     role_of,
@@ -41,8 +41,8 @@ def failed(
     return Failure(0, 0, 1.0, exit_code, signal, exception, lines, **more)  # type: ignore[arg-type]
 
 
-def told(worker: str, arrived: float, *failures: Failure, reason: str = "") -> Evidence:
-    return Evidence(worker, arrived, failures, reason)
+def told(worker: str, arrived: float, *failures: Failure, reason: str = "") -> ReportedError:
+    return ReportedError(worker, arrived, failures, reason)
 
 
 ROOT, PEER = failed("ValueError: bad sample"), failed(GLOO)
@@ -88,9 +88,9 @@ def test_of_two_roots_the_first_to_arrive() -> None:
     assert attribute(evidence, NOBODY, 8, now=1.3).root == "w1"
 
 
-def at(worker: str, arrived: float, died: float, clock: Bounds | None) -> Evidence:
+def at(worker: str, arrived: float, died: float, clock: Bounds | None) -> ReportedError:
     failure = Failure(0, 0, died, 1, None, "ValueError: bad sample")
-    return Evidence(worker, arrived, (failure,), clock=clock)
+    return ReportedError(worker, arrived, (failure,), clock=clock)
 
 
 def test_of_two_roots_the_first_to_die_if_the_clocks_can_tell() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from aegis_elastic.core.diagnosis.localization import (
     Fault,
     Group,
+    Localization,
     Tried,
-    Verdict,
     pair_rounds,
     plan,
     rounds_max,
@@ -31,10 +31,10 @@ def with_faults(*faults: Fault) -> Passes:
     return lambda group: not any(set(fault) <= set(group) for fault in faults)
 
 
-def localise(nodes: int, passes: Passes, faults_max: int = 2) -> tuple[Verdict, list[Tried]]:
+def localise(nodes: int, passes: Passes, faults_max: int = 2) -> tuple[Localization, list[Tried]]:
     """Run the plan against a world; every round must be one that machines can run."""
     history: list[Tried] = []
-    while not isinstance(wanted := plan(nodes, history, faults_max), Verdict):
+    while not isinstance(wanted := plan(nodes, history, faults_max), Localization):
         busy = [node for group in wanted for node in group]
         assert busy and len(busy) == len(set(busy)), "groups of a round are disjoint"
         assert set(busy) <= set(range(nodes))
@@ -44,7 +44,7 @@ def localise(nodes: int, passes: Passes, faults_max: int = 2) -> tuple[Verdict, 
     return wanted, history
 
 
-def named(verdict: Verdict) -> set[Fault]:
+def named(verdict: Localization) -> set[Fault]:
     return {(node,) for node in verdict.nodes} | set(verdict.links)
 
 

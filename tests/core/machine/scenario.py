@@ -54,7 +54,7 @@ from aegis_elastic.core.events import (
 )
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, NodeMark, Phase, Verdict, Worker
-from aegis_elastic.core.protocol.orders import wanted
+from aegis_elastic.core.protocol.orders import derive_order
 from aegis_elastic.core.rank_assignment import RankAssignment
 
 TURNS_MAX = 20
@@ -251,7 +251,7 @@ class Player:
 
     def do_order(self, words: list[str], options: dict[str, str]) -> Iterator[str]:
         """The order that stands now."""
-        order = wanted(self.status)
+        order = derive_order(self.status)
         assignments = ", ".join(_seat(assignment) for assignment in order.assignments)
         yield f"order {order.action.value} | {assignments}"
         yield f"store {order.store or 'none'}, checks {' '.join(order.checks) or 'none'}"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from aegis_elastic.core.events import Finish, Independent, Publish, Reconcile, Renew
 from aegis_elastic.core.machine import RULES, step
 from aegis_elastic.core.model import RECOVERING, TERMINAL, JobSpec, Phase, Status, Verdict, digest
-from aegis_elastic.core.protocol.orders import wanted
+from aegis_elastic.core.protocol.orders import derive_order
 from tests.core.machine.walks import KINDS, NAMES, Choice, Step, Walk, moves, specs
 
 
@@ -112,8 +112,13 @@ def test_orders_and_starts_are_numbered(spec: JobSpec, walk: list[Choice]) -> No
         if after.incarnation != before.incarnation:
             assert after.incarnation == before.incarnation + 1
             assert after.phase is Phase.RUN_COMMAND
-        if wanted(after) != wanted(before) and after.phase not in (Phase.PENDING, Phase.RESTARTING):
-            seats_only = wanted(after).action is wanted(before).action and after.seq_num == before.seq_num
+        if derive_order(after) != derive_order(before) and after.phase not in (
+            Phase.PENDING,
+            Phase.RESTARTING,
+        ):
+            seats_only = (
+                derive_order(after).action is derive_order(before).action and after.seq_num == before.seq_num
+            )
             assert after.seq_num > before.seq_num or seats_only
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aegis_elastic.core.events import Finding
-from aegis_elastic.core.policy.correlation import CORRELATED, NETWORK, STORAGE, Round, judge, wait_s
+from aegis_elastic.core.policy.correlation import CORRELATED, NETWORK, STORAGE, WorkerFindings, judge, wait_s
 from aegis_elastic.core.policy.settings import Guard
 
 POLICY = Guard()
@@ -18,8 +18,8 @@ CRASHED = Finding("io", "io.crashed", "software")
 LINK = Finding("rdma", "rdma.port_down", "network")
 
 
-def round_of(found: dict[int, Finding], nodes: int, at: float = NOW) -> dict[str, Round]:
-    return {f"w{n}": Round(f"n{n}", at, (found[n],) if n in found else ()) for n in range(nodes)}
+def round_of(found: dict[int, Finding], nodes: int, at: float = NOW) -> dict[str, WorkerFindings]:
+    return {f"w{n}": WorkerFindings(f"n{n}", at, (found[n],) if n in found else ()) for n in range(nodes)}
 
 
 def kind_of(found: dict[int, Finding], nodes: int, policy: Guard = POLICY) -> str | None:
@@ -58,12 +58,14 @@ def test_the_share_is_a_setting() -> None:
 
 
 def test_what_was_found_long_ago_is_not_together() -> None:
-    reported = round_of({0: GPU}, 4) | {"w1": Round("n1", NOW - POLICY.brake_window_s - 1, (GPU,))}
+    reported = round_of({0: GPU}, 4) | {"w1": WorkerFindings("n1", NOW - POLICY.brake_window_s - 1, (GPU,))}
     assert judge(reported, list(reported), NOW, POLICY) is None
 
 
 def test_several_workers_of_one_node_are_one_node() -> None:
-    reported = {f"w{n}": Round("n0" if n < 4 else f"n{n}", NOW, (GPU,) if n < 4 else ()) for n in range(8)}
+    reported = {
+        f"w{n}": WorkerFindings("n0" if n < 4 else f"n{n}", NOW, (GPU,) if n < 4 else ()) for n in range(8)
+    }
     assert judge(reported, list(reported), NOW, POLICY) is None
 
 

@@ -8,7 +8,7 @@ from aegis_elastic.core.events import Cleared, Close, Join, Quit, Reconcile, Rel
 from aegis_elastic.core.machine import create, step
 from aegis_elastic.core.model import JobSpec, Mode, Phase, Status
 from aegis_elastic.core.policy.missing_workers import ROUNDS_MAX, Decision, Machine, Plan, decide
-from aegis_elastic.core.protocol.orders import Action, wanted
+from aegis_elastic.core.protocol.orders import Action, derive_order
 
 PODS = (Machine("p0", "10.0.0.1"), Machine("p1", "10.0.0.2"), Machine("p2", ""))
 ALL = frozenset({"10.0.0.1", "10.0.0.2"})
@@ -63,7 +63,7 @@ def test_all_cleared_is_one_retry_and_a_plain_job_that_has_an_end() -> None:
     assert (status.phase, status.mode, status.recover_count, status.workers) == (
         Phase.PENDING, Mode.INDEPENDENT, 1, (),
     )  # fmt: skip
-    assert wanted(status).action is Action.INDEPENDENT
+    assert derive_order(status).action is Action.INDEPENDENT
     for name in ("w0", "w1"):
         status = step(status, Join(name, f"{name}/2", name, "10.0.0.3", 1), 170).status
         status = step(status, Reconcile(), 170).status

@@ -38,7 +38,7 @@ def planned(until: float = 0.0) -> NodeTaint:
 def record(*taints: NodeTaint) -> NodeRecord:
     made = NodeRecord("n1")
     for taint in taints:
-        made = node_records.tainted(made, taint)
+        made = node_records.with_taint(made, taint)
     return made
 
 
@@ -59,9 +59,11 @@ def test_a_broken_node_does_not_heal_by_waiting() -> None:
     verdict = node_records.judge(out, NOW + DAY_S)
     assert verdict.standing is Standing.PROBATION
     assert "passing check and burn" in verdict.why
-    back = node_records.on_trial(out, NOW + DAY_S, "", "team/job/2", 0.0)
+    back = node_records.after_probation(out, NOW + DAY_S, "", "team/job/2", 0.0)
     assert node_records.judge(back, NOW + DAY_S).free
-    still = node_records.on_trial(out, NOW + DAY_S, "burn: 3 wrong elements", "team/job/2", NOW + 2 * DAY_S)
+    still = node_records.after_probation(
+        out, NOW + DAY_S, "burn: 3 wrong elements", "team/job/2", NOW + 2 * DAY_S
+    )
     assert node_records.judge(still, NOW + DAY_S).standing is Standing.TAINTED
     assert "burn: 3 wrong elements" in node_records.judge(still, NOW + DAY_S).why
     assert node_records.judge(still, NOW + 2 * DAY_S).standing is Standing.PROBATION
@@ -69,12 +71,14 @@ def test_a_broken_node_does_not_heal_by_waiting() -> None:
 
 def test_a_trial_frees_nobody_whose_taint_still_stands() -> None:
     out = record(broken())
-    assert node_records.on_trial(out, NOW + DAY_S, "", "job", 0.0) == out
+    assert node_records.after_probation(out, NOW + DAY_S, "", "job", 0.0) == out
 
 
 def test_an_operators_untaint_overrides_taint_and_probation() -> None:
     for now in (NOW, NOW + 2 * DAY_S):
-        assert node_records.judge(node_records.untainted(record(broken(NOW + DAY_S), planned())), now).free
+        assert node_records.judge(
+            node_records.without_taints(record(broken(NOW + DAY_S), planned())), now
+        ).free
 
 
 def test_an_operators_two_hours_do_not_shorten_what_a_check_found() -> None:
@@ -86,9 +90,9 @@ def test_an_operators_two_hours_do_not_shorten_what_a_check_found() -> None:
 def test_the_same_finding_twice_is_one_incident_also_after_an_untaint() -> None:
     out = record(broken(), broken())
     assert len(out.incidents) == 1 and node_records.score(out, NOW) == 1
-    free = node_records.untainted(out)
-    assert node_records.knows(free, broken())
-    assert not node_records.knows(free, broken(time=NOW + 1))
+    free = node_records.without_taints(out)
+    assert node_records.had_taint(free, broken())
+    assert not node_records.had_taint(free, broken(time=NOW + 1))
 
 
 def test_repeat_offenders_are_riskier_for_days() -> None:
@@ -113,16 +117,18 @@ def test_the_cleanest_comes_first_and_equals_keep_their_order() -> None:
 def test_one_noisy_process_is_no_lemon_and_pushes_no_finding_out() -> None:
     out = record(broken())
     for second in range(3000):
-        out = node_records.happened(out, Incident("memory.leak", ANOMALY, NOW + second, "job"))
+        out = node_records.with_incident(out, Incident("memory.leak", ANOMALY, NOW + second, "job"))
     assert node_records.score(out, NOW) < 1.1
     for hour in range(100):
-        out = node_records.happened(out, Incident("memory.leak", ANOMALY, NOW + hour * 2 * HOUR_S, "job"))
+        out = node_records.with_incident(
+            out, Incident("memory.leak", ANOMALY, NOW + hour * 2 * HOUR_S, "job")
+        )
     assert len(out.incidents) == node_records.INCIDENTS_MAX
-    assert node_records.knows(node_records.untainted(out), broken())
+    assert node_records.had_taint(node_records.without_taints(out), broken())
 
 
 def test_a_record_goes_when_nothing_in_it_matters_any_more() -> None:
-    out = node_records.untainted(record(broken()))
+    out = node_records.without_taints(record(broken()))
     assert not node_records.is_idle(out, NOW)
     assert node_records.is_idle(out, NOW + 30 * DAY_S)
     isolated = msgspec.structs.replace(out, isolated=Isolated("slurm", NOW, "job"))
@@ -148,5 +154,5 @@ def test_the_score_does_not_depend_on_who_reports_first(events: list[tuple[float
     for order in itertools.islice(itertools.permutations(incidents), 24):
         out = NodeRecord("n1")
         for incident in order:
-            out = node_records.happened(out, incident)
+            out = node_records.with_incident(out, incident)
         assert node_records.score(out, end) == pytest.approx(expected)

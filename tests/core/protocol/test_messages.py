@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aegis_elastic.control.report_events import events_of
 from aegis_elastic.core.events import Error, Finding, Finish, Independent, Offer, Started
 from aegis_elastic.core.machine import create
 from aegis_elastic.core.model import CheckResult, Failure, JobSpec
@@ -23,9 +24,8 @@ from aegis_elastic.core.protocol.messages import (
     WirePhase,
     decode,
     encode,
-    events_of,
 )
-from aegis_elastic.core.protocol.orders import wanted
+from aegis_elastic.core.protocol.orders import derive_order
 
 FAILURE = Failure(3, 1, 1700000000.5, exit_code=1, exception="ValueError: no", last_lines=("a", "b"))
 CHECK = CheckResult("gpu", False, "1 of 8 missing", 1700000000.0, 0.25, "gpu.missing", "hardware", {"n": 7})
@@ -58,7 +58,7 @@ def order() -> Message:
     head = {
         name: getattr(report(FULL), name) for name in ("aegis_name", "aegis_namespace", "phase", "time_stamp")
     }
-    return Message(type=MessageType.ORDER, data=wanted(status), **{**head, **fields})
+    return Message(type=MessageType.ORDER, data=derive_order(status), **{**head, **fields})
 
 
 @pytest.mark.parametrize(

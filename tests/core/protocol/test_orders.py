@@ -7,7 +7,7 @@ import pytest
 
 from aegis_elastic.core.machine import create
 from aegis_elastic.core.model import JobSpec, NodeMark, Phase, Status, Verdict
-from aegis_elastic.core.protocol.orders import Action, wanted
+from aegis_elastic.core.protocol.orders import Action, derive_order
 
 
 def training(*marks: NodeMark, phase: Phase = Phase.RUN_COMMAND) -> Status:
@@ -21,7 +21,7 @@ def mark(verdict: Verdict) -> NodeMark:
 
 @pytest.mark.parametrize("verdict", [Verdict.FROZEN, Verdict.DESYNC, Verdict.STALLED])
 def test_a_hang_is_told_to_all_and_changes_nothing_else_of_the_order(verdict: Verdict) -> None:
-    healthy, hanging = wanted(training()), wanted(training(mark(Verdict.SLOW), mark(verdict)))
+    healthy, hanging = derive_order(training()), derive_order(training(mark(Verdict.SLOW), mark(verdict)))
     assert hanging.hanging == f"{verdict.value}: rank 2 stands at train.py:12"
     assert msgspec.structs.replace(hanging, hanging="") == healthy
     assert healthy.action is Action.RUN
@@ -29,8 +29,8 @@ def test_a_hang_is_told_to_all_and_changes_nothing_else_of_the_order(verdict: Ve
 
 @pytest.mark.parametrize("verdict", [Verdict.SLOW, Verdict.UNREACHABLE])
 def test_other_marks_are_no_hang(verdict: Verdict) -> None:
-    assert wanted(training(mark(verdict))).hanging == ""
+    assert derive_order(training(mark(verdict))).hanging == ""
 
 
 def test_what_is_stopped_hangs_no_more() -> None:
-    assert wanted(training(mark(Verdict.DESYNC), phase=Phase.TROUBLESHOOTING)).hanging == ""
+    assert derive_order(training(mark(Verdict.DESYNC), phase=Phase.TROUBLESHOOTING)).hanging == ""

@@ -115,7 +115,7 @@ def _was_broken(shared: Path, node: str) -> None:
         "    found = time.time() - 90000\n"
         "    until = found + 86400\n"
         "    taint = node_records.NodeTaint('gpu.missing', 'hardware', found, 'default/old/1', until)\n"
-        "    await scope.change(sys.argv[2], lambda record: node_records.tainted(record, taint))\n"
+        "    await scope.change(sys.argv[2], lambda record: node_records.with_taint(record, taint))\n"
         "    await scope.close()\n"
         "asyncio.run(main())\n"
     )

@@ -63,7 +63,7 @@ def broken(folder: Path, node: str, since_s: float = 10.0, for_s: float = 5.0) -
     """A node that was found broken `since_s` ago, for that long."""
     found = time.time() - since_s
     taint = NodeTaint("gpu.missing", HARDWARE, found, "team/job/1", found + for_s)
-    change(folder, node, lambda record: node_records.tainted(record, taint))
+    change(folder, node, lambda record: node_records.with_taint(record, taint))
 
 
 def known(run: Run) -> dict[str, dict[str, Any]]:
@@ -91,7 +91,7 @@ def test_a_batch_goes_out_with_a_reason_and_an_end_and_comes_back(run: Run) -> N
 def test_repeat_offenders_are_seen(run: Run, tmp_path: Path) -> None:
     for number in range(3):
         lemon = Incident("gpu.missing", HARDWARE, time.time() - number, f"team/job/{number}")
-        change(tmp_path / "shared", "lemon", functools.partial(node_records.happened, incident=lemon))
+        change(tmp_path / "shared", "lemon", functools.partial(node_records.with_incident, incident=lemon))
     code, out, _ = run("nodes")
     assert code == 0
     assert out.splitlines()[1].split()[:6] == ["lemon", "free", "-", "-", "-", "3.00"]

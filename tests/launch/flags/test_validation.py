@@ -6,11 +6,11 @@ import uuid
 
 import msgspec
 
-from aegis_elastic.control.publisher import ENVELOPE_BYTES_MAX
+from aegis_elastic.control.effects import ENVELOPE_BYTES_MAX
 from aegis_elastic.core.machine import create
 from aegis_elastic.core.model import JobSpec, Phase, Worker
 from aegis_elastic.core.protocol.messages import MESSAGE_BYTES_MAX
-from aegis_elastic.core.protocol.orders import wanted
+from aegis_elastic.core.protocol.orders import derive_order
 from aegis_elastic.launch.flags.validation import NODES_MAX, node_range
 
 
@@ -19,7 +19,7 @@ def test_an_order_to_as_many_nodes_as_are_allowed_fits_into_a_message() -> None:
     names = [f"{number:064}" for number in range(NODES_MAX)]
     workers = tuple(Worker(name, uuid.uuid4().hex, name, "10.0.0.1", 8, Phase.RUN_COMMAND) for name in names)
     begun = create(JobSpec("job", "default", NODES_MAX, 1, 3), 1.0)
-    order = wanted(msgspec.structs.replace(begun, workers=workers, phase=Phase.RUN_COMMAND))
+    order = derive_order(msgspec.structs.replace(begun, workers=workers, phase=Phase.RUN_COMMAND))
     assert len(order.assignments) == NODES_MAX
     assert len(msgspec.json.encode(order)) < MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX
 
