@@ -1,6 +1,6 @@
-"""What can be started before the command line is understood, because understanding it takes torch's parser.
+"""Starts the control plane's process before the command line is parsed, for which torch must be imported.
 
-A guess only: a plane that turns out not to be needed here ends unused.
+It is a guess from a few flags: a plane that turns out not to be needed here ends unused.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from aegis_elastic.control.host.plane_process import StartingPlane
 _HELP = frozenset({"-h", "--help", "--aegis-explain-flags", "--aegis_explain_flags"})
 
 
-def start_plane(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> StartingPlane | None:
-    """A plane that waits for its orders, if the endpoint looks as if it were this host's."""
-    return StartingPlane() if not _HELP.intersection(words) and looks_ours(words, environment) else None
+def start_plane(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> StartingPlane | None:
+    """A plane process that waits for its configuration, if the endpoint seems to be this host's."""
+    return StartingPlane() if not _HELP.intersection(argv) and endpoint_is_local(argv, environment) else None
 
 
-def looks_ours(words: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether this host would serve the plane. Asks no name server: a name that isn't ours is no."""
-    host = _given(words, "rdzv-endpoint") or environment.get("PET_RDZV_ENDPOINT", "")
-    if _given(words, "aegis-plane") or environment.get("AEGIS_PLANE"):
+def endpoint_is_local(argv: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether this host would serve the plane. No name server is asked: other names count as remote."""
+    host = _flag_value(argv, "rdzv-endpoint") or environment.get("PET_RDZV_ENDPOINT", "")
+    if _flag_value(argv, "aegis-plane") or environment.get("AEGIS_PLANE"):
         return False
-    host = host or _given(words, "master-addr") or environment.get("PET_MASTER_ADDR", "")
+    host = host or _flag_value(argv, "master-addr") or environment.get("PET_MASTER_ADDR", "")
     if not host and environment.get("SLURM_NODEID", "0") != "0" and "SLURM_STEP_ID" in environment:
         return False  # Nodes of an allocation meet at its first one.
-    if not host or "--standalone" in words:
+    if not host or "--standalone" in argv:
         return True
     host = host.rsplit(":", 1)[0] if host.count(":") == 1 else host.strip("[]")
     if host in ("localhost", socket.gethostname()):
@@ -46,12 +46,12 @@ def looks_ours(words: Sequence[str], environment: Mapping[str, str]) -> bool:
         return True
 
 
-def _given(words: Sequence[str], flag: str) -> str:
-    """The value of a flag in either spelling, as `--flag VALUE` or `--flag=VALUE`; "" if it isn't there."""
+def _flag_value(argv: Sequence[str], flag: str) -> str:
+    """The value of a flag in either spelling, as `--flag VALUE` or `--flag=VALUE`; "" if it isn't given."""
     spellings = (f"--{flag}", f"--{flag.replace('-', '_')}")
     value = ""
-    for index, word in enumerate(words):
-        name, equals, attached = word.partition("=")
+    for index, argument in enumerate(argv):
+        name, equals, attached = argument.partition("=")
         if name in spellings:
-            value = attached if equals else "".join(words[index + 1 : index + 2])
+            value = attached if equals else "".join(argv[index + 1 : index + 2])
     return value

@@ -1,4 +1,4 @@
-"""`python -m aegis_elastic.launch.launch`: in the place of `python -m torch.distributed.launch`.
+"""`python -m aegis_elastic.launch.launch`: a drop-in for `python -m torch.distributed.launch`.
 
 As there, the script gets `--local-rank=N` as its first argument unless `--use-env` was given.
 """

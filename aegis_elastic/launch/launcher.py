@@ -1,6 +1,4 @@
-"""From options to a running job and back: the plane if it is ours to host, the agent, the report, the exit
-code.
-"""
+"""One launch on one node: starts the control plane if it is ours, runs the agent, returns the exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.checks.forked_process import ForkedChecks
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.checks.spare_fitness import SPARE_CHECKS
-from aegis_elastic.agents.mailbox import Mailbox, SignalReceived, SignalsToMailbox
+from aegis_elastic.agents.mailbox.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 from aegis_elastic.agents.plane.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
 from aegis_elastic.agents.ranks.torch_seam import JobIdentity, command_of, run_log_dir
 from aegis_elastic.agents.standalone.fallback import Meeting
@@ -50,7 +48,7 @@ QUIT_TIMEOUT_S = 3.0
 
 
 def narrate(text: str) -> None:
-    """Say one line about our own work on standard error."""
+    """Write one line for people to stderr."""
     sys.stderr.write(f"[aegis] {text}\n")
     sys.stderr.flush()
 
@@ -58,41 +56,41 @@ def narrate(text: str) -> None:
 class Launcher:
     """One launch on one node. `run` returns the exit code."""
 
-    # The one seam for `aegis_elastic.testing.faults`: its own launcher starts agents that wait at gates.
+    # Replaced by `aegis_elastic.testing.faults`, whose launcher starts agents that stop at given points.
     agent_type: type[AegisElasticAgent] = AegisElasticAgent
 
     def __init__(
         self,
         options: Options,
         environment: Mapping[str, str],
-        embryo: StartingPlane | None = None,
+        starting_plane: StartingPlane | None = None,
         checks: ForkedChecks | None = None,
     ) -> None:
-        """`embryo`: a plane started ahead, in case that this host is to serve one. `checks`: a process for
-        the first checks; whoever made it ends it if it isn't used.
+        """`starting_plane`: a plane process started ahead, in case that this host serves the plane. `checks`:
+        a process for the first checks. Whoever made them ends them if they aren't used.
         """
-        self._embryo = embryo
+        self._starting_plane = starting_plane
         self._checks = checks
-        self._given = reexec.descriptors()
-        self._legacy = reexec.take(os.environ)
-        if self._legacy is not None:
-            self._given -= {self._legacy.lock, self._legacy.hold}
-            options = reexec.same_job(options, self._legacy)
+        self._inherited_fds = reexec.inheritable_fds()
+        self._handover = reexec.take_handover(os.environ)
+        if self._handover is not None:
+            self._inherited_fds -= {self._handover.lock_fd, self._handover.plane_fd}
+            options = reexec.same_job(options, self._handover)
         self._options = options
         self._environment = environment
         self._address = addresses.resolve(options.endpoint.host)
-        self._ours = addresses.is_ours(self._address)
-        # Where the plane is, and whether we serve it: at the endpoint, unless it stands by itself.
-        self._plane_at = options.aegis.plane or (options.endpoint.host, options.endpoint.port)
-        self._serves = self._ours and options.aegis.plane is None
+        self._endpoint_is_local = addresses.is_ours(self._address)
+        # Where the plane is, and whether we serve it: at the endpoint, unless it is an `aegis-master`.
+        self._plane_address = options.aegis.plane or (options.endpoint.host, options.endpoint.port)
+        self._serves_plane = self._endpoint_is_local and options.aegis.plane is None
         self._node_ip = options.config.local_addr or (
-            self._address if self._ours else addresses.address_towards(self._address)
+            self._address if self._endpoint_is_local else addresses.address_towards(self._address)
         )
         self._secret = self._find_secret()
-        self._host: PlaneProcess | None = None
+        self._plane: PlaneProcess | None = None
 
     def run(self) -> int:
-        """Start what is to be started here, take part, report. UsageError, PortTaken: nothing was started."""
+        """Run this node's part of the job: its exit code. UsageError, PortTaken: nothing was started."""
         options = self._options
         mailbox = Mailbox()
         to_handle = str(getattr(options.config, "signals_to_handle", SIGNALS_TO_HANDLE))  # not in torch 2.6
@@ -100,23 +98,25 @@ class Launcher:
         signals = {getattr(signal, name.strip()) for name in to_handle.split(",")}
         with SignalsToMailbox(mailbox, signals | set(PASSED_ON)), self._hold_name() as name:
             port, failed = self._open_plane()
-            about = self._options.aegis
-            probation.stand(about.state_dir, about.store, about.probation_burn_s, mailbox, narrate)
-            if self._legacy is not None and self._legacy.hold >= 0:
-                os.close(self._legacy.hold)  # It has been taken up, or has ended.
-            numeric = addresses.resolve(self._plane_at[0])
+            aegis = self._options.aegis
+            probation.run_before_joining(
+                aegis.state_dir, aegis.store, aegis.probation_burn_s, mailbox, narrate
+            )
+            if self._handover is not None and self._handover.plane_fd >= 0:
+                os.close(self._handover.plane_fd)  # The plane has been taken over, or has ended.
+            numeric = addresses.resolve(self._plane_address[0])
             link = PlaneLink(
                 self._identity(name.text),
-                # By its name, which may lead to another address when its host is replaced. Our own won't be.
-                (numeric if self._serves else self._plane_at[0], port),
+                # By name: a replaced host of the plane may have another address. Our own address stays.
+                (numeric if self._serves_plane else self._plane_address[0], port),
                 self._secret,
                 mailbox,
                 parks=allocation.in_step(),
             )
             agent = self._agent(link, mailbox, frozenset(int(number) for number in signals), port)
             if failed:
-                # Our own plane is broken and nobody else will serve one: don't make training wait for it.
-                from aegis_elastic.agents.plane.link import NotJoined
+                # Our plane can't start and nobody else serves one: training must not wait for it.
+                from aegis_elastic.agents.mailbox.events import NotJoined
 
                 mailbox.put(NotJoined(failed))
             else:
@@ -128,54 +128,54 @@ class Launcher:
                 renewing = outcome.renew and self._may_renew()
             finally:
                 link.close()
-                if self._host is not None and not renewing:
-                    self._host.close()
+                if self._plane is not None and not renewing:
+                    self._plane.close()
             if renewing:
                 outcome = self._renew(outcome, name, port, mailbox)
         mailbox.close()
-        return self._end(outcome)
+        return self._finish(outcome)
 
     def _may_renew(self) -> bool:
-        """On Kubernetes it is the platform that makes a clean container. But not of one that has the plane:
-        it would be gone with it.
+        """On Kubernetes the platform starts a clean container instead, except for the node that hosts the
+        plane, which would end with the container.
         """
-        return self._host is not None or "KUBERNETES_SERVICE_HOST" not in self._environment
+        return self._plane is not None or "KUBERNETES_SERVICE_HOST" not in self._environment
 
     def _renew(self, outcome: Outcome, name: worker_names.Name, port: int, mailbox: Mailbox) -> Outcome:
-        """Become a clean process. Returns only if that can't be, with how it ends then."""
+        """Execute ourselves again as a clean process. Returns the outcome only if that is impossible."""
         signals = [item.signum for item in mailbox.drain() if isinstance(item, SignalReceived)]
         options, why = self._options, "a signal came first"
-        hold = self._host.hold if self._host is not None else -1
+        plane_fd = self._plane.hold if self._plane is not None else -1
         run_id = options.config.run_id
         if not signals:
-            legacy = reexec.Legacy(name.text, name.lock, hold, options.job_name, run_id, port)
+            handover = reexec.Handover(name.text, name.lock, plane_fd, options.job_name, run_id, port)
             try:
-                reexec.execute(legacy, self._given)
+                reexec.execute(handover, self._inherited_fds)
             except OSError as error:
                 why = str(error)
-        if self._host is not None:
-            self._host.close()
+        if self._plane is not None:
+            self._plane.close()
         code = 128 + signals[0] if signals else outcome.code
-        return Outcome(code, f"cannot start anew in a clean process: {why}")
+        return Outcome(code, f"cannot start again in a clean process: {why}")
 
     def _quit_if_interrupted(self, outcome: Outcome) -> None:
-        """Ctrl-C at a job of one node ends the job, not just a node of it: nothing failed, and what is
-        started next under that name is another one. A job that schedulers take away by SIGTERM comes back.
+        """Ctrl-C at a job of one node closes the job: nothing failed, and what is started next under its name
+        is a new job. After SIGTERM, which schedulers send, the job stays open and can be continued.
         """
-        alone = self._options.config.max_nodes == 1
-        if outcome.code != 128 + signal.SIGINT or not alone or self._host is None:
+        single_node = self._options.config.max_nodes == 1
+        if outcome.code != 128 + signal.SIGINT or not single_node or self._plane is None:
             return
         try:
-            way = admin_client.load(self._host.run_dir)
+            way = admin_client.load(self._plane.run_dir)
             if way is not None:
                 admin_client.call(way, "quit", {"reason": "interrupted by SIGINT"}, timeout_s=QUIT_TIMEOUT_S)
         except LaunchError as error:
-            logger.warning("the job's record stays open, and a next start goes on with it: %s", error)
+            logger.warning("the job's record stays open, and the next start continues it: %s", error)
 
     def _on_ended(self, phase: str) -> None:
-        """The plane that we hold says that the job has ended; the agent hears it by an order."""
+        """Our plane says that the job has ended. The agent learns that by an order: nothing is done here."""
 
-    # ------------------------------------------------------------ beginnings
+    # ------------------------------------------------------------ the start
 
     def _find_secret(self) -> bytes | None:
         aegis = self._options.aegis
@@ -199,36 +199,38 @@ class Launcher:
         return secret
 
     def _open_plane(self) -> tuple[int, str]:
-        """The port of the plane, and why it isn't there if it should be ours and can't be started."""
-        if not self._serves:
-            return self._plane_at[1], ""
+        """The port of the plane, and why ours can't be started ("" if it was, or isn't ours)."""
+        if not self._serves_plane:
+            return self._plane_address[1], ""
         restarts = self._options.aegis.plane_restarts
-        self._host = PlaneProcess(self._plane_config(), restarts, narrate, self._embryo, self._on_ended)
+        self._plane = PlaneProcess(
+            self._plane_config(), restarts, narrate, self._starting_plane, self._on_ended
+        )
         try:
-            self._host.open()
+            self._plane.open()
         except PortTaken:
             raise
         except PlaneFailed as error:
             logger.error("%s", error)
-            self._host = None
-            return self._plane_at[1], str(error)
+            self._plane = None
+            return self._plane_address[1], str(error)
         options = self._options
         try:
             run_directories.register(
-                options.namespace, options.job_name, self._host.generation, self._host.run_dir
+                options.namespace, options.job_name, self._plane.generation, self._plane.run_dir
             )
         except UsageError as error:
             logger.warning("aegisctl won't find this job by its name: %s", error)
-        again = ", continued" if self._host.resumed else ""
-        listens = addresses.resolve(self._plane_at[0])
+        continued = ", continued" if self._plane.resumed else ""
+        listens = addresses.resolve(self._plane_address[0])
         bound = "" if listens.startswith("127.") else f"; the control plane listens on {listens}"
-        kept = options.aegis.store or options.aegis.state_dir
-        taints = f"taints are kept in {kept}" if kept else "taints end with the job"
+        state_place = options.aegis.store or options.aegis.state_dir
+        taints = f"taints are kept in {state_place}" if state_place else "taints end with the job"
         narrate(
-            f"job {options.job_name} (generation {self._host.generation}{again}): at most "
-            f"{options.max_restarts} restarts; run directory {self._host.run_dir}; {taints}{bound}"
+            f"job {options.job_name} (generation {self._plane.generation}{continued}): at most "
+            f"{options.max_restarts} restarts; run directory {self._plane.run_dir}; {taints}{bound}"
         )
-        return self._host.port, ""
+        return self._plane.port, ""
 
     def _plane_config(self) -> PlaneConfig:
         options, aegis = self._options, self._options.aegis
@@ -250,16 +252,16 @@ class Launcher:
         )
         return PlaneConfig(
             directory=str(job_dir / "plane"),
-            host=addresses.resolve(self._plane_at[0]),
-            port=self._plane_at[1],
+            host=addresses.resolve(self._plane_address[0]),
+            port=self._plane_address[1],
             spec=spec,
             job_dir=str(job_dir),
-            run_dir=str(aegis.run_dir or self._beside_the_logs() or ""),
+            run_dir=str(aegis.run_dir or self._default_run_dir() or ""),
             secret=(self._secret or b"").decode(),
             resume=not options.anonymous,
             linger_s=aegis.plane_linger_s,
             silent_s=aegis.lost_timeout_s,
-            hosts=(addresses.resolve(self._plane_at[0]), socket.gethostname()),
+            hosts=(addresses.resolve(self._plane_address[0]), socket.gethostname()),
             fail_fast=aegis.fail_fast,
             metrics_host=aegis.metrics_host,
             metrics_port=aegis.metrics_port,
@@ -272,7 +274,7 @@ class Launcher:
         )
 
     def _nodes_config(self) -> NodesConfig:
-        """What the plane is to do about nodes. UsageError if it can't isolate as it was told."""
+        """What the plane is to do about nodes. UsageError if the driver or the record can't be used."""
         aegis = self._options.aegis
         try:
             drivers.make(aegis.isolation)
@@ -295,19 +297,19 @@ class Launcher:
 
     def _hold_name(self) -> AbstractContextManager[worker_names.Name]:
         options = self._options
-        if self._legacy is not None:
-            return worker_names.held_on(self._legacy.worker, self._legacy.lock)
+        if self._handover is not None:
+            return worker_names.held_on(self._handover.worker, self._handover.lock_fd)
         wanted = options.aegis.worker_name
-        # The hostname is nobody's choice. But a job without a name is known by its port alone: if it has one
-        # node and that lives here, what is started is another job on the same port.
-        alone = options.anonymous and options.config.max_nodes == 1
-        chosen = wanted != socket.gethostname() or alone
+        # The host name alone is no choice by the user. But a job without a name is known only by its port: if
+        # it has one node, and that is already running here, this is another job on the same port.
+        single_node = options.anonymous and options.config.max_nodes == 1
+        chosen = wanted != socket.gethostname() or single_node
         return worker_names.held(
             run_directories.job_dir(options.namespace, options.job_name), wanted, chosen=chosen
         )
 
-    def _beside_the_logs(self) -> Path | None:
-        """Where the user keeps the logs of the ranks, ours are looked for too."""
+    def _default_run_dir(self) -> Path | None:
+        """The default run directory: `aegis/` beside the ranks' logs if --log-dir was given; else None."""
         specs = self._options.config.logs_specs
         if not self._options.torch_args.log_dir or specs is None:
             return None
@@ -338,20 +340,21 @@ class Launcher:
             local_world_size=config.nproc_per_node,
             entrypoint=entrypoint,
             args=arguments,
-            rdzv_handler=JobIdentity(config.run_id),  # type: ignore[arg-type]  # all that the seam reads of it
+            rdzv_handler=JobIdentity(config.run_id),  # type: ignore[arg-type]  # torch_seam reads no more of it
             max_restarts=options.max_restarts,
             monitor_interval=config.monitor_interval,
             local_addr=config.local_addr,
-            **_newer(config),
+            **_newer_torch_fields(config),
         )
         meeting = Meeting(
             host=self._address,
-            port=options.aegis.fallback_port or (port if self._serves else options.endpoint.port or port) + 1,
-            hosting=self._ours,
+            port=options.aegis.fallback_port
+            or (port if self._serves_plane else options.endpoint.port or port) + 1,
+            hosting=self._endpoint_is_local,
             min_nodes=config.min_nodes,
             max_nodes=config.max_nodes,
             max_restarts=options.max_restarts,
-            # Whoever was first gives up first, and then waits for those who are still trying to join.
+            # The node that was first gives up joining first, and then waits for those that still try.
             wait_s=2 * options.join_timeout_s + CONTACT_TIMEOUT_S,
             last_call_s=options.last_call_s,
         )
@@ -386,10 +389,10 @@ class Launcher:
 
     # ------------------------------------------------------------ the end
 
-    def _end(self, outcome: Outcome) -> int:
+    def _finish(self, outcome: Outcome) -> int:
         options = self._options
         if outcome.report is not None:
-            if self._ours:
+            if self._endpoint_is_local:
                 final_report.show(outcome.report, options.job_name, file=sys.stderr)
             else:
                 narrate(f"{outcome.report.outcome}: {outcome.report.summary}")
@@ -401,12 +404,12 @@ class Launcher:
             self._write_report(options.aegis.report, outcome)
         if outcome.renew:
             return options.aegis.renew_exit_code
-        doubted = outcome.report is not None and outcome.report.doubts
-        if outcome.code == 0 and doubted and options.aegis.strict_success:
+        has_doubts = outcome.report is not None and outcome.report.doubts
+        if outcome.code == 0 and has_doubts and options.aegis.strict_success:
             narrate("exit code 1: --aegis-strict-success asks for a success without doubts")
             return EXIT_JOB_FAILED
         if outcome.code == EXIT_JOB_FAILED and options.aegis.propagate_exit_code:
-            return _root_code(outcome)
+            return _root_cause_exit_code(outcome)
         return outcome.code
 
     def _write_report(self, path: Path, outcome: Outcome) -> None:
@@ -418,8 +421,8 @@ class Launcher:
         temporary.replace(path)
 
 
-def _newer(config: object) -> dict[str, Any]:
-    """Fields that this torch's WorkerSpec has and older ones lack."""
+def _newer_torch_fields(config: object) -> dict[str, Any]:
+    """WorkerSpec fields that older versions of torch lack, where this one has them."""
     names = (
         "event_log_handler",
         "numa_options",
@@ -431,20 +434,20 @@ def _newer(config: object) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names if name in fields and hasattr(config, name)}
 
 
-def _root_code(outcome: Outcome) -> int:
-    """The exit code of the process that failed first, as a shell would say it."""
+def _root_cause_exit_code(outcome: Outcome) -> int:
+    """The exit code of the process that failed first; 128 + N for a signal."""
     if outcome.report is not None:
         roots = [
             entry for entry in outcome.report.failures if entry.role == "root" and entry.rank is not None
         ]
         if roots:
-            return _shell_code(roots[-1].exit_code, roots[-1].signal)
+            return _shell_exit_code(roots[-1].exit_code, roots[-1].signal)
     if outcome.failures:
-        return _shell_code(outcome.failures[0].exit_code, outcome.failures[0].signal)
+        return _shell_exit_code(outcome.failures[0].exit_code, outcome.failures[0].signal)
     return EXIT_JOB_FAILED
 
 
-def _shell_code(exit_code: int | None, name: str | None) -> int:
+def _shell_exit_code(exit_code: int | None, name: str | None) -> int:
     if name is not None and name in signal.Signals.__members__:
         return 128 + int(signal.Signals[name])
     return exit_code or EXIT_JOB_FAILED

@@ -1,7 +1,7 @@
-"""`aegis-master`: a job's control plane by itself, on a host outside of the job.
+"""`aegis-master`: a job's control plane as a program of its own, on a host outside of the job.
 
-It takes the very flags of `aegis-run`, with `--aegis-plane HOST:PORT` for where it listens and no script; the
-nodes are started with the same flags. So the job's fate is apart from that of any of its nodes.
+It takes the flags of `aegis-run`, with `--aegis-plane HOST:PORT` for where it listens and no script; the
+nodes are started with the same flags. So the control plane survives the loss of any node of the job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aegis_elastic.agents.mailbox import Mailbox, SignalReceived, SignalsToMailbox
+from aegis_elastic.agents.mailbox.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 from aegis_elastic.control.host import addresses
 from aegis_elastic.control.host.errors import LaunchError, UsageError
 from aegis_elastic.core.model import Phase
@@ -21,35 +21,35 @@ from aegis_elastic.launch.flags import options
 from aegis_elastic.launch.flags.options import Options
 from aegis_elastic.launch.launcher import EXIT_JOB_FAILED, Launcher, narrate
 
-# The flags are aegis-run's, which wants something to run.
+# aegis-run's parser requires a program to run.
 _NO_SCRIPT = ("--no-python", "true")
 
 
 class StandingMaster(Launcher):
-    """Serves the plane of one job until that ends."""
+    """Serves the control plane of one job until the job ends."""
 
     def __init__(self, chosen: Options) -> None:
-        """UsageError if the flags don't say where to listen, or that isn't here."""
+        """UsageError if the flags don't say where to listen, or that is no address of this host."""
         if chosen.aegis.plane is None:
             raise UsageError("cannot start: give --aegis-plane HOST:PORT, an address of this host")
         super().__init__(chosen, dict(os.environ))
         host = chosen.aegis.plane[0]
         if not addresses.is_ours(addresses.resolve(host)):
             raise UsageError(f"cannot listen on --aegis-plane {host}: that is no address of this host")
-        self._serves = True
+        self._serves_plane = True
         self._mailbox = Mailbox()
 
     def run(self) -> int:
         """Serve until the job has ended or a signal comes: 0 if the job succeeded, 1 if not, 128+N."""
         with SignalsToMailbox(self._mailbox, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}):
             _, failed = self._open_plane()
-            if failed or self._host is None:
+            if failed or self._plane is None:
                 narrate(failed)
                 return EXIT_JOB_FAILED
             try:
                 return self._serve()
             finally:
-                self._host.close()
+                self._plane.close()
 
     def _serve(self) -> int:
         with selectors.DefaultSelector() as selector:
@@ -69,10 +69,10 @@ class StandingMaster(Launcher):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `aegis-master`; returns the exit code."""
-    process_one.take_duty()
-    words = list(sys.argv[1:] if argv is None else argv)
+    process_one.serve_as_init()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return StandingMaster(options.parse([*words, *_NO_SCRIPT])).run()
+        return StandingMaster(options.parse([*arguments, *_NO_SCRIPT])).run()
     except LaunchError as error:
         sys.stderr.write(f"aegis-master: {error}\n")
         return error.exit_code

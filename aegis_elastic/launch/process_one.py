@@ -1,7 +1,7 @@
-"""The duties of process 1, where the launcher is a container's entry: pass signals on, reap whatever ends.
+"""The duties of process 1, where the launcher is a container's entry: pass signals on, reap children.
 
-The launcher itself then is process 1's only child of its own. Without that, what others leave behind in the
-container (`kubectl exec`, a plane's child) would stay in the table of processes as a zombie for good.
+The launcher itself then is a child of process 1. Without that, orphans in the container (of `kubectl exec`,
+of a plane) would stay zombies until the container ends.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import os
 import signal
 import sys
 
-# What the kernel sends to process 1 for its own affairs, and what a terminal does with its groups.
+# Signals that the kernel or a terminal sends to process 1 itself (child ended, job control).
 _NOT_PASSED_ON = {signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP, signal.SIGCONT}
 
 
-def take_duty() -> None:
-    """As process 1: fork, return in the child alone, and end as it ends. Returns at once as any other."""
+def serve_as_init() -> None:
+    """If this is process 1: fork and return only in the child; the parent serves as init and exits as the
+    child does. Returns at once in any other process.
+    """
     if os.getpid() != 1:
         return
     everything = signal.valid_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     child = os.fork()
     if child == 0:
-        _lead_the_terminal()
+        _take_foreground()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
     while True:
@@ -31,12 +33,12 @@ def take_duty() -> None:
             os.kill(child, signum)
         code = _reap(child)
         if code is not None:
-            # Not sys.exit: what a caller would still do at its end is the child's business.
+            # Not sys.exit: cleaning up at exit is the child's business.
             os._exit(code)
 
 
 def _reap(child: int) -> int | None:
-    """Reap all that have ended; the child's exit code as a shell would say it, None while it lives."""
+    """Reap all that have ended; the child's exit code (128 + N for a signal), None while it lives."""
     code = None
     while True:
         try:
@@ -50,8 +52,8 @@ def _reap(child: int) -> int | None:
             code = ended if ended >= 0 else 128 - ended
 
 
-def _lead_the_terminal() -> None:
-    """A group of our own in the foreground: else Ctrl-C would come twice, from the terminal and passed on."""
+def _take_foreground() -> None:
+    """Make our process group the foreground one: else Ctrl-C would arrive twice, the second one passed on."""
     os.setpgid(0, 0)
     if sys.stdin is not None and sys.stdin.isatty():
         os.tcsetpgrp(sys.stdin.fileno(), os.getpid())

@@ -80,7 +80,7 @@ def test_it_reaps_what_others_leave_behind_and_ends_as_the_signal_says(container
     inside = ["nsenter", "--target", str(container.init), "--pid", "--mount"]
     left = subprocess.run([*inside, "sh", "-c", "sleep 1 &"], capture_output=True, text=True)
     assert left.returncode == 0, left.stderr
-    wait_for(lambda: children(container.init) == launcher, "the end of the stray")
+    wait_for(lambda: children(container.init) == launcher, "the end of the orphan")
     assert not zombies(container.init)
     (journal,) = container.folder.glob("state/aegis/default/*/1/journal.jsonl")
     assert '"gpu-7"' in journal.read_text()
@@ -90,9 +90,9 @@ def test_it_reaps_what_others_leave_behind_and_ends_as_the_signal_says(container
 
 
 def test_nobody_else_is_forked(tmp_path: Path) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", "import os\nfrom aegis_elastic.launch import process_one\n"
-         "before = os.getpid(); process_one.take_duty(); print(before == os.getpid())"],
+         "before = os.getpid(); process_one.serve_as_init(); print(before == os.getpid())"],
         capture_output=True, text=True,
     )  # fmt: skip
-    assert told.stdout == "True\n"
+    assert done.stdout == "True\n"

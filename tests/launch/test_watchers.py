@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aegis_elastic.agents.mailbox import Mailbox
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
 from aegis_elastic.agents.plane.link import Identity, PlaneLink
 from aegis_elastic.agents.watch.contract import LogListener
 from aegis_elastic.launch.flags.options import parse

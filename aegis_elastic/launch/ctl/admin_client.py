@@ -1,4 +1,4 @@
-"""Asking a job's master: one call over TLS, pinned to the one certificate that the run directory holds.
+"""One call to a job's master: gRPC over TLS, pinned to the certificate that the run directory holds.
 
 `admin.json` (0600) in the run directory has the address, the certificate and the token. The call is a gRPC
 unary `/aegis.Admin/Call` with JSON on both sides: `{"token", "op", "args"}` in, `{"ok": true, "data"}` or
@@ -7,9 +7,10 @@ unary `/aegis.Admin/Call` with JSON on both sides: `{"token", "op", "args"}` in,
 
 from __future__ import annotations
 
+import argparse
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,38 @@ import msgspec
 from aegis_elastic.control.host.errors import AdminRefused, AdminUnreachable, BadRecord
 
 METHOD = "/aegis.Admin/Call"
-# The certificate proves the master by being the pinned one; this is merely the name that it is made out to.
+# The master is authenticated by the pinned certificate; this is only the name in it.
 SERVER_NAME = "aegis"
 ADMIN_FILE = "admin.json"
 
 
 class Admin(msgspec.Struct, frozen=True, rename="camel"):
-    """How to reach a job's master. `endpoint` is `host:port`, `token` proves the right to ask."""
+    """How to reach a job's master. `endpoint` is `host:port`, `token` authorises the calls."""
 
     endpoint: str
     cert_pem: str
     token: str
 
     def __repr__(self) -> str:
-        # The token must not get into a log by way of a traceback or an f-string.
+        # Without the token, which must not get into a log by a traceback or an f-string.
         return f"Admin({self.endpoint!r})"
 
 
-class _Answer(msgspec.Struct, frozen=True):
+# Finds the master of the job that the arguments name; None if the job has ended.
+FindMaster = Callable[[argparse.Namespace], Admin | None]
+
+
+class _Response(msgspec.Struct, frozen=True):
     ok: bool
     data: Any = None
     error: str = ""
 
 
 def load(run_dir: Path) -> Admin | None:
-    """The way to the master of this run, or None if its run directory has none (it never started, or ended).
+    """How to reach the master of this run; None if its run directory doesn't say (it never started, or
+    ended).
 
-    BadRecord for a file that can't be read, or that others can read: then others may act as us.
+    BadRecord for a file that can't be read, or that others can read: they could act in our name.
     """
     path = run_dir / ADMIN_FILE
     try:
@@ -63,10 +69,10 @@ def load(run_dir: Path) -> Admin | None:
 
 
 def call(admin: Admin, op: str, args: Mapping[str, Any] | None = None, *, timeout_s: float = 10.0) -> Any:
-    """Ask the master to do `op`; returns its data.
+    """Have the master do `op`; returns its data.
 
-    AdminUnreachable if it doesn't answer in `timeout_s`, or isn't the one with the pinned certificate;
-    AdminRefused if it says no.
+    AdminUnreachable if it doesn't answer in `timeout_s`, or hasn't the pinned certificate; AdminRefused if it
+    refuses.
     """
     # grpc takes a tenth of a second to import, and writes its own lines about refused connections.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -74,7 +80,7 @@ def call(admin: Admin, op: str, args: Mapping[str, Any] | None = None, *, timeou
 
     request = msgspec.json.encode({"token": admin.token, "op": op, "args": dict(args or {})})
     trusted = grpc.ssl_channel_credentials(root_certificates=admin.cert_pem.encode())
-    # A proxy set for the whole site must not be asked for a way to our own job.
+    # Never by a proxy that is set for the whole site.
     options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_http_proxy", 0)]
     with grpc.secure_channel(admin.endpoint, trusted, options) as channel:
         try:
@@ -83,9 +89,9 @@ def call(admin: Admin, op: str, args: Mapping[str, Any] | None = None, *, timeou
             why = f"{error.code().name.lower()}: {error.details()}"
             raise AdminUnreachable(f"cannot reach the master at {admin.endpoint}: {why}") from error
     try:
-        answer = msgspec.json.decode(raw, type=_Answer)
+        response = msgspec.json.decode(raw, type=_Response)
     except msgspec.DecodeError as error:
         raise AdminRefused(f"cannot understand the answer of {admin.endpoint} to {op!r}: {error}") from error
-    if not answer.ok:
-        raise AdminRefused(f"cannot {op}: {answer.error or 'the master gave no reason'}")
-    return answer.data
+    if not response.ok:
+        raise AdminRefused(f"cannot {op}: {response.error or 'the master gave no reason'}")
+    return response.data

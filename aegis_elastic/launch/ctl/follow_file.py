@@ -11,8 +11,8 @@ from pathlib import Path
 _IN_MODIFY = 0x002
 _IN_CLOEXEC = 0o2000000
 _IN_NONBLOCK = 0o4000
-# A file that another host writes (NFS) causes no event here, so we look by ourselves now and then as well.
-_LOOK_AGAIN_S = 1.0
+# A file that another host writes (NFS) causes no event here, so the file is polled as well.
+_POLL_S = 1.0
 _READ_BYTES = 1 << 20
 
 
@@ -25,11 +25,11 @@ def follow(path: Path) -> Iterator[bytes]:
         with _Watch(path) as watch:
             pending = b""
             while True:
-                fresh = file.read(_READ_BYTES)
-                if not fresh:
-                    watch.wait(_LOOK_AGAIN_S)
+                new = file.read(_READ_BYTES)
+                if not new:
+                    watch.wait(_POLL_S)
                     continue
-                *whole, pending = (pending + fresh).split(b"\n")
+                *whole, pending = (pending + new).split(b"\n")
                 yield from whole
 
 
@@ -55,7 +55,7 @@ class _Watch:
     def wait(self, timeout_s: float) -> None:
         """Return when the file has been written to, or after `timeout_s`."""
         if select.select([self._fd], [], [], timeout_s)[0]:
-            os.read(self._fd, 1 << 16)  # all events so far: one look at the file answers them all
+            os.read(self._fd, 1 << 16)  # all events so far: one read of the file covers them all
 
 
 def _failed(call: str, path: Path) -> OSError:

@@ -1,4 +1,4 @@
-"""`aegisctl`: look at a job, running or ended, or at this node, and ask a job's master to act.
+"""`aegisctl`: shows a job, running or ended, or this node, and asks a job's master to act.
 
 Exit codes: 0 fine, 1 a finding (a failed job, a difference, a master that doesn't answer), 2 wrong use,
 3 no such job.
@@ -33,12 +33,12 @@ from aegis_elastic.launch.screens import final_report, formatting
 from aegis_elastic.launch.screens.status import render_line, render_status
 from aegis_elastic.launch.slurm import script
 
-_INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
+_INTERRUPTED = 130  # 128 + SIGINT
 _ABOUT = """\
-Looks at a job of aegis-run, and asks its master to act.
+Shows a job of aegis-run, and asks its master to act.
 
 Which job: --run-dir, or --job (or AEGIS_JOB), or else the only live job of yours on this machine.
-check, bootcheck and burn look at this machine; with --job or --run-dir at every node of that job.
+check, bootcheck and burn examine this machine; with --job or --run-dir every node of that job.
 """
 _AFTER = "Exit codes: 0 fine, 1 a finding or a failed job, 2 wrong use, 3 no such job."
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has seen enough; Python would complain once more when it flushes at exit.
+        # The reader (`| head`) has closed the pipe; Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
@@ -90,30 +90,37 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     add("status", _status, "Show what the job does now, and why.", as_json)
-    log = add("log", _log, "Show the job's journal: every event, decision and reason.", as_json)
-    log.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    log_command = add("log", _log, "Show the job's journal: every event, decision and reason.", as_json)
+    log_command.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
     add("report", _report, "Show the report of a job that has ended.", as_json)
-    again = add(
+    replay_command = add(
         "replay",
         _replay,
-        "Feed a journal to the phase machine again and compare every line; with --policy, say what the guard "
-        "would have done under another policy.",
+        "Feed a journal to the phase machine again and compare every line; with --policy, show what the "
+        "guard would have done under another policy.",
         as_json,
     )
-    again.add_argument("--policy", type=Path, metavar="FILE", help="a policy file, as aegis-run takes it")
-    again.add_argument(
+    replay_command.add_argument(
+        "--policy", type=Path, metavar="FILE", help="a policy file, as aegis-run takes it"
+    )
+    replay_command.add_argument(
         "journal", nargs="?", type=Path, metavar="RUN|JOURNAL", help="a run directory or a journal.jsonl"
     )
-    told = add("signatures", _signatures, "Say of every line of a log what it tells, and what fits.", as_json)
-    told.add_argument("log", metavar="FILE|-", help="a log file; - reads standard input")
-    node_checks.add_commands(add, as_json, _way_to)
+    classify = add(
+        "signatures",
+        _signatures,
+        "Show which lines of a log are signs of which fault, and what to do.",
+        as_json,
+    )
+    classify.add_argument("log", metavar="FILE|-", help="a log file; - reads standard input")
+    node_checks.add_commands(add, as_json, _find_master)
     for name in ("quit", "stop"):
-        leave = add(name, _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
-        leave.add_argument("--reason", default=f"asked by aegisctl {name}", help="why, for the report")
+        quit_command = add(name, _quit, "Close the job: all ranks are stopped, and the job counts as failed.")
+        quit_command.add_argument("--reason", default=f"asked by aegisctl {name}", help="why, for the report")
     script.add_command(add)
     bus.add_command(add)
-    operator_actions.add_commands(add, _way_to)
-    nodes.add_commands(add, as_json, _way_to)
+    operator_actions.add_commands(add, _find_master)
+    nodes.add_commands(add, as_json, _find_master)
     verdicts.add_command(add, as_json)
     return parser
 
@@ -123,26 +130,26 @@ def _run_dir(args: argparse.Namespace) -> Path:
     return run_directory.locate(getattr(args, "run_dir", None), job, getattr(args, "namespace", None))
 
 
-def _way_to(args: argparse.Namespace) -> admin_client.Admin | None:
-    """The way to the master of the job that is meant, or None if that has ended."""
+def _find_master(args: argparse.Namespace) -> admin_client.Admin | None:
+    """How to reach the master of the job that the arguments mean; None if it has ended."""
     run_dir = _run_dir(args)
-    return None if run_directory.see_status(run_dir).ended else admin_client.load(run_dir)
+    return None if run_directory.read_status(run_dir).ended else admin_client.load(run_dir)
 
 
 def _status(args: argparse.Namespace, console: Console) -> int:
     run_dir = _run_dir(args)
-    seen = run_directory.see_status(run_dir)
+    status = run_directory.read_status(run_dir)
     if args.json:
-        print(_pretty(msgspec.json.encode(seen.view)))
+        print(_pretty(msgspec.json.encode(status.view)))
     else:
-        console.print(render_status(seen.view, _last_line(run_dir)))
-    if seen.why_not_live:
-        print(f"aegisctl: this is the last status written down: {seen.why_not_live}", file=sys.stderr)
-    return 1 if seen.why_not_live or seen.view.get("phase") == "Failed" else 0
+        console.print(render_status(status.view, _last_line(run_dir)))
+    if status.why_not_live:
+        print(f"aegisctl: this is the last status written down: {status.why_not_live}", file=sys.stderr)
+    return 1 if status.why_not_live or status.view.get("phase") == "Failed" else 0
 
 
 def _last_line(run_dir: Path) -> Line | None:
-    """The newest decision; an addition to the status, so a journal that isn't here is no reason to fail."""
+    """The newest decision. It is an addition to the status, so a missing journal is no failure."""
     try:
         lines = run_directory.read_journal(run_dir)
     except (NoSuchJob, BadRecord):
@@ -152,7 +159,7 @@ def _last_line(run_dir: Path) -> Line | None:
 
 def _log(args: argparse.Namespace, console: Console) -> int:
     file = run_directory.journal_file(_run_dir(args))
-    lines = _as_they_come(file) if args.follow else iter(run_directory.read_journal(file))
+    lines = _followed_lines(file) if args.follow else iter(run_directory.read_journal(file))
     try:
         for walked in walk(lines):
             if args.json:
@@ -166,7 +173,7 @@ def _log(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _as_they_come(file: Path) -> Iterator[Line]:
+def _followed_lines(file: Path) -> Iterator[Line]:
     for number, raw in enumerate(follow(file), start=1):
         lines = read([raw])
         if not lines and raw.strip():
@@ -207,12 +214,12 @@ def _signatures(args: argparse.Namespace, console: Console) -> int:
 
 def _quit(args: argparse.Namespace, console: Console) -> int:
     run_dir = _run_dir(args)
-    way = admin_client.load(run_dir)
-    seen = run_directory.see_status(run_dir)
-    if way is None or seen.ended:
-        raise NoSuchJob(f"cannot quit job {seen.view.get('job')!r}: it has ended")
-    admin_client.call(way, "quit", {"reason": args.reason})
-    console.print(f"job {seen.view.get('job')} was asked to quit: {args.reason}")
+    admin = admin_client.load(run_dir)
+    status = run_directory.read_status(run_dir)
+    if admin is None or status.ended:
+        raise NoSuchJob(f"cannot quit job {status.view.get('job')!r}: it has ended")
+    admin_client.call(admin, "quit", {"reason": args.reason})
+    console.print(f"job {status.view.get('job')} was asked to quit: {args.reason}")
     return 0
 
 

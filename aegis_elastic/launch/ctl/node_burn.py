@@ -1,4 +1,4 @@
-"""`aegisctl burn` on this node: the stress test with its bars."""
+"""`aegisctl burn` on this node: the stress test with a progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aegis_elastic.launch.screens.node_checks import Bars, as_json, table
 
 
 def request_of(args: argparse.Namespace) -> Request:
-    """What the arguments ask for; UsageError."""
+    """The request that the arguments make; UsageError."""
     try:
         return Request(args.minutes * 60, args.size, args.threads)
     except ValueError as error:
@@ -31,10 +31,10 @@ def burn_node(args: argparse.Namespace, console: Console) -> int:
         with Bars(args.json) as bars:
 
             def show(progress: Progress) -> None:
-                says = burn.figures(progress)
-                bars.show(progress.device, request.duration_s, progress.elapsed_s, says)
+                text = burn.describe_progress(progress)
+                bars.show(progress.device, request.duration_s, progress.elapsed_s, text)
 
-            results = burn.attend(process, show)
+            results = burn.wait_results(process, show)
     finally:
         process.kill()
         process.wait()

@@ -1,5 +1,5 @@
-"""`aegisctl check`, `bootcheck` and `burn`: this node looked at by hand, with the very checks of a job; with
---job every node of that job (`launch.ctl.job_checks`).
+"""`aegisctl check`, `bootcheck` and `burn`: the checks of a job, run by hand on this node; with --job on
+every node of that job (`launch.ctl.job_checks`).
 
 Exit codes: 0 nothing found, 1 a finding, 2 wrong use.
 """
@@ -28,38 +28,40 @@ from aegis_elastic.control.host.run_directories import make_private, user_state_
 from aegis_elastic.core.diagnosis.recovery import BOOT_CHECKS
 from aegis_elastic.core.model import CheckResult
 from aegis_elastic.launch.ctl import job_checks, node_burn
-from aegis_elastic.launch.ctl.job_checks import FindJob
+from aegis_elastic.launch.ctl.admin_client import FindMaster
 from aegis_elastic.launch.screens.node_checks import Bars, as_json, table
 
-_MEET = frozenset(TORCH) - {"env"}
+_COLLECTIVE = frozenset(TORCH) - {"env"}
 _TICK_S = 0.2  # of the bars; without a terminal nothing ticks
-_RANKS_WITHOUT_GPU = 2  # a group of one would prove nothing
+_RANKS_WITHOUT_GPU = 2  # a process group of one would prove nothing
 _HOST = "127.0.0.1"
-# What the rdma and gpu checks compare with; of other checks nothing is kept.
+# Checks that compare with their last results; of the others nothing is kept.
 _KEPT = ("rdma", "gpu")
 
 Add = Callable[..., argparse.ArgumentParser]
 
 
-def add_commands(add: Add, json_flag: argparse.ArgumentParser, find: FindJob) -> None:
-    """Declare the commands. `add(name, command, about, *parents)` makes a subparser; `find` gives the way to
-    the master of the job that the arguments name.
-    """
+def add_commands(add: Add, json_flag: argparse.ArgumentParser, find_master: FindMaster) -> None:
+    """Declare the commands. `add(name, command, about, *parents)` makes a subparser."""
 
     def check_all(args: argparse.Namespace, console: Console) -> int:
-        return check_job(find, args, console) if job_checks.wanted(args) else check_node(args, console)
+        return (
+            check_job(find_master, args, console)
+            if job_checks.names_a_job(args)
+            else check_node(args, console)
+        )
 
     def bootcheck_all(args: argparse.Namespace, console: Console) -> int:
-        if not job_checks.wanted(args):
+        if not job_checks.names_a_job(args):
             return bootcheck_node(args, console)
-        checks = job_checks.without_disturbing(BOOT_CHECKS["full"], args)
-        return job_checks.look(find, args, console, {"checks": checks})
+        checks = job_checks.only_harmless(BOOT_CHECKS["full"], args)
+        return job_checks.run_on_job(find_master, args, console, {"checks": checks})
 
     def burn_all(args: argparse.Namespace, console: Console) -> int:
-        if not job_checks.wanted(args):
+        if not job_checks.names_a_job(args):
             return node_burn.burn_node(args, console)
         seconds = node_burn.request_of(args).duration_s
-        return job_checks.look(find, args, console, {"burn_s": seconds})
+        return job_checks.run_on_job(find_master, args, console, {"burn_s": seconds})
 
     check = add("check", check_all, "Run checks on this node; the default are the cheap ones.", json_flag)
     check.add_argument("names", nargs="*", metavar="CHECK", help=f"any of: {', '.join(ALL)}")
@@ -83,7 +85,7 @@ def add_commands(add: Add, json_flag: argparse.ArgumentParser, find: FindJob) ->
     boot.add_argument("--nproc", type=int, metavar="N", help="ranks; the default is one for each GPU, or 2")
     for each in (check, boot):
         each.add_argument("--gpus", type=int, metavar="N", help="how many GPUs there should be")
-    burn = add("burn", burn_all, "Load this node's GPUs (or CPU) and prove every result.", json_flag)
+    burn = add("burn", burn_all, "Load this node's GPUs (or CPU) and verify every result.", json_flag)
     burn.add_argument("--minutes", type=float, default=1.0, metavar="N", help="how long (default: 1)")
     burn.add_argument("--size", type=int, default=0, metavar="N", help="side of the matrices")
     burn.add_argument("--threads", type=int, default=0, metavar="N", help="CPU threads (default: all)")
@@ -97,10 +99,10 @@ def check_node(args: argparse.Namespace, console: Console) -> int:
     pids = {_number(rank, "--pid"): _number(pid, "--pid") for rank, pid in _pairs(args.pid, "--pid")}
     budgets = _budgets(args)
     paths = {"tmp": tempfile.gettempdir(), "shm": "/dev/shm"} | dict(_pairs(args.path, "--path"))
-    return _run(names, args, console, paths=paths, rank_pids=pids, budgets_s=budgets)
+    return _run_and_show(names, args, console, paths=paths, rank_pids=pids, budgets_s=budgets)
 
 
-def check_job(find: FindJob, args: argparse.Namespace, console: Console) -> int:
+def check_job(find_master: FindMaster, args: argparse.Namespace, console: Console) -> int:
     """`aegisctl check --job`: each node knows its own paths, ranks and GPUs."""
     if args.path or args.pid or args.exclusive or args.gpus is not None:
         raise UsageError("cannot use --path, --pid, --gpus or --exclusive with --job: its nodes know theirs")
@@ -108,8 +110,8 @@ def check_job(find: FindJob, args: argparse.Namespace, console: Console) -> int:
     if not all(name in ALL and seconds > 0 for name, seconds in budgets.items()):
         wanted = f"CHECK=S with S above 0 and CHECK one of {', '.join(ALL)}"
         raise UsageError(f"cannot use --budget {' '.join(args.budget)}: want {wanted}")
-    asked = {"checks": _names(args), "budgets_s": budgets}
-    return job_checks.look(find, args, console, asked)
+    request = {"checks": _names(args), "budgets_s": budgets}
+    return job_checks.run_on_job(find_master, args, console, request)
 
 
 def _names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -128,11 +130,13 @@ def bootcheck_node(args: argparse.Namespace, console: Console) -> int:
     """`aegisctl bootcheck`."""
     if args.nproc is not None and args.nproc < 1:
         raise UsageError(f"cannot run {args.nproc} ranks: --nproc wants 1 or more")
-    return _run(BOOT_CHECKS["full"], args, console)
+    return _run_and_show(BOOT_CHECKS["full"], args, console)
 
 
-def _run(names: tuple[str, ...], args: argparse.Namespace, console: Console, **about: object) -> int:
-    results = look(names, args, **about)
+def _run_and_show(
+    names: tuple[str, ...], args: argparse.Namespace, console: Console, **details: object
+) -> int:
+    results = run_checks(names, args, **details)
     if args.json:
         print(as_json(socket.gethostname(), results))
     else:
@@ -140,20 +144,22 @@ def _run(names: tuple[str, ...], args: argparse.Namespace, console: Console, **a
     return 0 if all(result.passed for result in results) else 1
 
 
-def look(names: tuple[str, ...], args: argparse.Namespace, **about: object) -> list[CheckResult]:
-    """Run these checks on this node, with what the arguments say; returns all results. UsageError."""
+def run_checks(names: tuple[str, ...], args: argparse.Namespace, **details: object) -> list[CheckResult]:
+    """Run these checks on this node, as the arguments say; returns all results. UsageError."""
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     expected = gpus or None if args.gpus is None else args.gpus
     if args.gpus is not None and args.gpus < 0:
         raise UsageError(f"cannot expect {args.gpus} GPUs: --gpus wants 0 or more")
     store = world = None
-    if _MEET.intersection(names):
-        # Only here, because it takes a second to import.
+    if _COLLECTIVE.intersection(names):
+        # imported only here, because it takes a second
         from aegis_elastic.agents.peers import stores
 
         store = stores.serve(_HOST, 0)
-        world = _alone(getattr(args, "nproc", None) or gpus or _RANKS_WITHOUT_GPU, store.port, bool(gpus))
-    node, memory = socket.gethostname(), _Memory()
+        world = _single_node_world(
+            getattr(args, "nproc", None) or gpus or _RANKS_WITHOUT_GPU, store.port, bool(gpus)
+        )
+    node, last = socket.gethostname(), _LastResults()
     try:
         request = CheckRequest(
             checks=names,
@@ -161,18 +167,18 @@ def look(names: tuple[str, ...], args: argparse.Namespace, **about: object) -> l
             worker=node,
             expected_gpus=expected,
             world=world,
-            baseline=memory.read(),
+            baseline=last.read(),
             exclusive_gpus=getattr(args, "exclusive", False),
-            **about,  # type: ignore[arg-type]  # by name, from the two callers above
+            **details,  # type: ignore[arg-type]  # by name, from the two callers above
         )
     except ValueError as error:
         raise UsageError(f"cannot run these checks: {error}") from error
-    results = _ask(request, args.json)
-    memory.keep(results)
+    results = _run_with_bars(request, args.json)
+    last.keep(results)
     return results
 
 
-def _alone(nproc: int, port: int, cuda: bool) -> World:
+def _single_node_world(nproc: int, port: int, cuda: bool) -> World:
     return World(
         group_rank=0,
         group_world_size=1,
@@ -185,19 +191,19 @@ def _alone(nproc: int, port: int, cuda: bool) -> World:
     )
 
 
-def _ask(request: CheckRequest, quiet: bool) -> list[CheckResult]:
-    """All results, in the order in which they were asked for; bars meanwhile where people look on."""
+def _run_with_bars(request: CheckRequest, quiet: bool) -> list[CheckResult]:
+    """All results in the order of the request; progress bars meanwhile on a terminal."""
     budgets = {name: request.budgets_s.get(name, DEFAULT_BUDGETS_S[name]) for name in request.checks}
     started = time.monotonic()
     shown: set[str] = set()
-    with ExitStack() as undo:
+    with ExitStack() as stack:
         checker = CheckRun(request, start_checks(os.environ))
-        undo.callback(lambda: None if checker.done else checker.cancel())
-        bars = undo.enter_context(Bars(quiet))
-        selector = undo.enter_context(selectors.DefaultSelector())
+        stack.callback(lambda: None if checker.done else checker.cancel())
+        bars = stack.enter_context(Bars(quiet))
+        selector = stack.enter_context(selectors.DefaultSelector())
         selector.register(checker, selectors.EVENT_READ)
         for name in request.checks:
-            # What needs torch waits for its import and for each other.
+            # Checks with torch also wait for its import.
             bars.add(name, budgets[name] + (IMPORT_BUDGET_S if name in TORCH else 0.0))
         while not checker.done:
             if selector.select(_TICK_S if bars.visible else None):
@@ -210,11 +216,11 @@ def _ask(request: CheckRequest, quiet: bool) -> list[CheckResult]:
     return sorted(checker.results, key=lambda result: request.checks.index(result.check_type))
 
 
-class _Memory:
-    """What the last check of this user on this node had read, so that counters can be judged by growth.
+class _LastResults:
+    """What the last check of this user on this node has read, so that counters can be judged by their growth.
 
-    Only of checks that passed: what was found once must be found again until it is repaired. Counters begin
-    anew with the node's boot, and so does the memory.
+    Only results that passed are kept: a fault must be found again until it is repaired. Counters start at
+    zero with the node's boot, so results of an earlier boot don't count.
     """
 
     def __init__(self) -> None:
@@ -228,11 +234,11 @@ class _Memory:
         try:
             kept = msgspec.json.decode(self._file.read_bytes(), type=dict[str, dict[str, Scalar]])
         except (OSError, msgspec.DecodeError):
-            return {}  # the first time, or nothing that we wrote: then nothing is compared
+            return {}  # none yet, or not written by us: nothing is compared
         return kept if kept.pop("boot", {}) == {"id": self._boot} else {}
 
     def keep(self, results: Iterable[CheckResult]) -> None:
-        """Remember these for the next time."""
+        """Keep these for the next check."""
         kept: dict[str, Mapping[str, Scalar]] = dict(self._read())
         kept |= {
             each.check_type: each.details for each in results if each.passed and each.check_type in _KEPT

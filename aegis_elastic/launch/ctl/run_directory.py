@@ -1,4 +1,4 @@
-"""What a run directory says about its job, and which of this user's jobs are live."""
+"""Reads a job's status, journal and report by its run directory, and finds this user's live jobs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _PROBE_S = 3.0
 _PROBES_MAX = 64
 
 
-class Seen(NamedTuple):
-    """A job's status view and where it came from: `live` from its master, else the last one written down."""
+class JobStatus(NamedTuple):
+    """A job's status view and where it came from: `live` from its master, else the last one stored."""
 
     view: dict[str, Any]
     live: bool
@@ -35,35 +35,35 @@ class Seen(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the job has come to its end."""
+        """Whether the job has ended."""
         return self.view.get("phase") in _ENDED
 
 
-def see_status(run_dir: Path, timeout_s: float = 10.0) -> Seen:
-    """The status of the job of this run directory: from its master, or from what an ended job left there.
+def read_status(run_dir: Path, timeout_s: float = 10.0) -> JobStatus:
+    """The status of the job of this run directory: from its master, or as an ended job has stored it.
 
-    AdminUnreachable if the master doesn't answer and nothing is written down; NoSuchJob if the directory has
+    AdminUnreachable if the master doesn't answer and nothing is stored; NoSuchJob if the directory has
     neither.
     """
     stored = _stored_status(run_dir)
     if stored is not None and stored.get("phase") in _ENDED:
-        return Seen(stored, live=False)
-    way = admin_client.load(run_dir)
-    if way is None:
+        return JobStatus(stored, live=False)
+    admin = admin_client.load(run_dir)
+    if admin is None:
         if stored is None:
             raise NoSuchJob(
                 f"cannot find a job in {run_dir}: it has no {admin_client.ADMIN_FILE} and no {STATUS_FILE}"
             )
-        return Seen(stored, live=False, why_not_live=f"{run_dir} has no way to its master")
+        return JobStatus(stored, live=False, why_not_live=f"{run_dir} doesn't say how to reach its master")
     try:
-        view = admin_client.call(way, "status", timeout_s=timeout_s)
+        view = admin_client.call(admin, "status", timeout_s=timeout_s)
     except AdminUnreachable as error:
         if stored is None:
             raise
-        return Seen(stored, live=False, why_not_live=str(error))
+        return JobStatus(stored, live=False, why_not_live=str(error))
     if not isinstance(view, dict):
-        raise BadRecord(f"cannot understand the master at {way.endpoint}: its status is no JSON object")
-    return Seen(view, live=True)
+        raise BadRecord(f"cannot understand the master at {admin.endpoint}: its status is no JSON object")
+    return JobStatus(view, live=True)
 
 
 def read_report(run_dir: Path) -> Report:
@@ -117,24 +117,24 @@ def locate(run_dir: Path | None, job: str | None, namespace: str | None) -> Path
 
 
 def _live(registered: Iterable[run_directories.Registration]) -> list[run_directories.Registration]:
-    """Those whose master answers; asked all at once, since one that is gone may be silent for long."""
-    asked = [r for r, _ in zip(registered, range(_PROBES_MAX), strict=False) if _may_live(r.path)]
-    if not asked:
+    """Those whose master answers. All are called at once, since one that is gone may take long to fail."""
+    candidates = [r for r, _ in zip(registered, range(_PROBES_MAX), strict=False) if _has_admin_file(r.path)]
+    if not candidates:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(asked), 16)) as pool:
-        return [r for r, lives in zip(asked, pool.map(_answers, asked), strict=True) if lives]
+    with ThreadPoolExecutor(max_workers=min(len(candidates), 16)) as pool:
+        return [r for r, live in zip(candidates, pool.map(_answers, candidates), strict=True) if live]
 
 
-def _may_live(run_dir: Path) -> bool:
+def _has_admin_file(run_dir: Path) -> bool:
     return (run_dir / admin_client.ADMIN_FILE).exists()
 
 
 def _answers(registration: run_directories.Registration) -> bool:
     try:
-        seen = see_status(registration.path, _PROBE_S)
-    except LaunchError:  # whoever can't be asked isn't the live job that we look for
+        status = read_status(registration.path, _PROBE_S)
+    except LaunchError:  # a master that can't be called leads no live job
         return False
-    return seen.live and not seen.ended
+    return status.live and not status.ended
 
 
 def _stored_status(run_dir: Path) -> dict[str, Any] | None:

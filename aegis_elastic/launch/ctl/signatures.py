@@ -1,4 +1,4 @@
-"""`aegisctl signatures`: what the lines of a log tell, line by line."""
+"""`aegisctl signatures`: which lines of a log match a failure signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aegis_elastic.core.diagnosis.signatures import UNKNOWN, Signature, load
 from aegis_elastic.launch.screens import formatting
 
 _STDIN = 0
-# What the eye is led to; the rest stays plain.
+# Actions that are highlighted; the rest stays plain.
 _STYLES = {
     "isolate_node": "bold red",
     "restart_container": "yellow",
@@ -24,8 +24,8 @@ _STYLES = {
 }
 
 
-class Told(msgspec.Struct, frozen=True):
-    """The answer for one line, counted from 1; where nothing matches: nulls, and the action `unknown`."""
+class LineResult(msgspec.Struct, frozen=True):
+    """The result for one line, counted from 1; where nothing matches: nulls, and the action `unknown`."""
 
     line: int
     fault_class: str | None
@@ -34,17 +34,17 @@ class Told(msgspec.Struct, frozen=True):
     action: str
 
 
-def told(number: int, signature: Signature | None) -> Told:
-    """The answer for the line of that number."""
+def line_result(number: int, signature: Signature | None) -> LineResult:
+    """The result for the line of that number."""
     if signature is None:
-        return Told(number, None, None, None, UNKNOWN)
-    return Told(number, signature.fault_class, signature.component, signature.role, signature.action)
+        return LineResult(number, None, None, None, UNKNOWN)
+    return LineResult(number, signature.fault_class, signature.component, signature.role, signature.action)
 
 
 def show(named: str, as_json: bool, console: Console) -> int:
     """Classifies every line of a file (`-`: standard input) and returns the exit code.
 
-    As JSON every line is answered, else only lines that tell something are shown. Raises UsageError.
+    As JSON every line has a result, else only lines that match are shown. Raises UsageError.
     """
     classify, encode = load().classify, msgspec.json.Encoder().encode
     from_stdin = named == "-"
@@ -63,7 +63,7 @@ def show(named: str, as_json: bool, console: Console) -> int:
         for number, line in enumerate(file, start=1):
             signature = classify(line)
             if as_json:
-                print(encode(told(number, signature)).decode())
+                print(encode(line_result(number, signature)).decode())
             elif signature is not None:
                 console.print(_row(number, signature, line), soft_wrap=True)
     sys.stdout.flush()

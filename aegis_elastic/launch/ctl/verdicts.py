@@ -1,5 +1,5 @@
-"""`aegisctl verdicts`: which verdict has which owner, and what is done about it; and `replay --policy`: what
-would have been done in a recorded run under another policy.
+"""`aegisctl verdicts`: the owner and the action of each verdict. `aegisctl replay --policy`: what would have
+been done in a recorded run under another policy.
 """
 
 from __future__ import annotations
@@ -44,27 +44,25 @@ def _verdicts(args: argparse.Namespace, console: Console) -> int:
 
 
 def replay_policy(lines: Sequence[Line], policy: Path, as_json: bool, console: Console) -> int:
-    """Say what this policy would have made of a run; returns 1 if anything else than was done. BadRecord,
-    UsageError.
-    """
+    """Show what would have been done under this policy; returns 1 if that differs. BadRecord, UsageError."""
     try:
-        told = policy_replay.replay_policy(walk(lines), guard.load(policy))
+        actions = policy_replay.replay_policy(walk(lines), guard.load(policy))
     except BadJournal as error:
         raise BadRecord(str(error)) from error
     if as_json:
-        rows = [{**each._asdict(), "differs": each.differs} for each in told]
+        rows = [{**each._asdict(), "differs": each.differs} for each in actions]
         print(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
     else:
-        for each in told:
-            console.print(_in_words(each), soft_wrap=True)
-        if not told:
+        for each in actions:
+            console.print(_line_of(each), soft_wrap=True)
+        if not actions:
             console.print("no mark and no hold in this run: the policy makes no difference")
-    return 1 if any(each.differs for each in told) else 0
+    return 1 if any(each.differs for each in actions) else 0
 
 
-def _in_words(told: ReplayedAction) -> Text:
-    done = "nothing was done" if told.done_s is None else f"acted after {told.done_s:.0f} s"
-    would = "nothing" if told.would_s is None else f"acts after {told.would_s:.0f} s"
-    head = "DIFFERS" if told.differs else "same"
-    text = f"{head:<8}{told.what}: {done}; with this policy: {would} ({formatting.clean(told.why)})"
-    return Text(text, style="bold" if told.differs else "")
+def _line_of(action: ReplayedAction) -> Text:
+    done = "nothing was done" if action.done_s is None else f"acted after {action.done_s:.0f} s"
+    would = "nothing" if action.would_s is None else f"acts after {action.would_s:.0f} s"
+    head = "DIFFERS" if action.differs else "same"
+    text = f"{head:<8}{action.what}: {done}; with this policy: {would} ({formatting.clean(action.why)})"
+    return Text(text, style="bold" if action.differs else "")

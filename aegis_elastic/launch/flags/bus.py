@@ -1,4 +1,4 @@
-"""A bus that somebody else runs: the flags of `aegis-run` for it, and `aegisctl bus-config` for its owner."""
+"""An external bus: the flags of `aegis-run` for it, and `aegisctl bus-config` for whoever runs it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def add_bus_flags(add: Callable[..., None], path: Callable[[str], Path]) -> None
     add(
         "bus",
         "A nats-server with JetStream that somebody else runs, as tls://HOST:PORT or nats://HOST:PORT, "
-        "instead of one that the control plane starts. Who hosts the control plane needs --aegis-bus-keys, "
-        "too.",
+        "instead of one that the control plane starts. The node that hosts the control plane also needs "
+        "--aegis-bus-keys.",
         type=_url,
         metavar="URL",
     )
@@ -47,7 +47,7 @@ def add_bus_flags(add: Callable[..., None], path: Callable[[str], Path]) -> None
 
 
 def read(url: str | None, keys_file: Path | None, ca_file: Path | None) -> BusConfig:
-    """What the plane is told of it. UsageError for what doesn't go together, or can't be read."""
+    """The plane's configuration of it. UsageError for what doesn't go together, or can't be read."""
     if url is None:
         if keys_file or ca_file:
             raise UsageError("cannot use --aegis-bus-keys and --aegis-bus-ca without --aegis-bus")

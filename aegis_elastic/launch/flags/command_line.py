@@ -1,6 +1,6 @@
-"""Which words of a command line are the launcher's own flags, and where the training's command begins.
+"""Splits a command line into the launcher's own flags and the training's command.
 
-argparse tells values, not where they stood. Who shows or drops single flags needs the words themselves.
+argparse gives values, not their positions; explaining or dropping flags needs the arguments themselves.
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Given:
-    """One flag as it was written: its words, and the parser's action. None: the parser doesn't know it."""
+class GivenFlag:
+    """One flag as it was written, with its value. `action` is the parser's; None for an unknown flag."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     action: argparse.Action | None
 
     @property
     def flag(self) -> str:
-        """The flag as it was spelt, without a value."""
-        return self.words[0].partition("=")[0]
+        """The flag as it was written, without a value."""
+        return self.arguments[0].partition("=")[0]
 
     @property
     def value(self) -> str:
-        """What was given with it, "" for a switch."""
-        attached = self.words[0].partition("=")[2]
-        return attached or " ".join(self.words[1:])
+        """Its value, "" for a switch."""
+        attached = self.arguments[0].partition("=")[2]
+        return attached or " ".join(self.arguments[1:])
 
 
-def split(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[Given], list[str]]:
-    """The launcher's flags in order, and the rest: the training's command, which is not looked into."""
+def split(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[GivenFlag], list[str]]:
+    """The launcher's flags in order, and the rest: the training's command, which is not parsed."""
     options = parser._option_string_actions
-    found: list[Given] = []
-    at = 0
-    while at < len(words):
-        word = words[at]
-        if word == "--" or not word.startswith("-") or word == "-":
+    found: list[GivenFlag] = []
+    position = 0
+    while position < len(argv):
+        argument = argv[position]
+        if argument == "--" or not argument.startswith("-") or argument == "-":
             break
-        action, attached = _action(word, options)
+        action, attached = _action(argument, options)
         count = 1 if attached or (action is not None and action.nargs == 0) else 2
-        found.append(Given(tuple(words[at : at + count]), action))
-        at += count
-    return found, list(words[at:])
+        found.append(GivenFlag(tuple(argv[position : position + count]), action))
+        position += count
+    return found, list(argv[position:])
 
 
-def _action(word: str, options: dict[str, argparse.Action]) -> tuple[argparse.Action | None, bool]:
-    """Whose flag `word` is, and whether its value is in the same word."""
-    if word in options:
-        return options[word], False
-    name, equals, _ = word.partition("=")
+def _action(argument: str, options: dict[str, argparse.Action]) -> tuple[argparse.Action | None, bool]:
+    """The action of the flag in `argument`, and whether its value is in the same argument."""
+    if argument in options:
+        return options[argument], False
+    name, equals, _ = argument.partition("=")
     if name in options:
         return options[name], bool(equals)
-    if not word.startswith("--"):
-        return options.get(word[:2]), True
-    # argparse takes what only one flag begins with; both spellings of one are one.
-    begun = {id(action): action for option, action in options.items() if option.startswith(name)}
-    return (next(iter(begun.values())) if len(begun) == 1 else None), bool(equals)
+    if not argument.startswith("--"):
+        return options.get(argument[:2]), True
+    # argparse accepts an unambiguous prefix; both spellings of a flag count as one.
+    matching = {id(action): action for option, action in options.items() if option.startswith(name)}
+    return (next(iter(matching.values())) if len(matching) == 1 else None), bool(equals)

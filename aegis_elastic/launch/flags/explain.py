@@ -1,4 +1,4 @@
-"""`aegis-run --aegis-explain-flags`: what each given flag became, and what holds that nobody gave."""
+"""`aegis-run --aegis-explain-flags`: what each given flag means here, and which defaults apply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _nodes(options: Options) -> str:
     return f"trains on {most} nodes{fewer}; more than {most} wait as spares"
 
 
-def _meeting(options: Options) -> str:
+def _endpoint(options: Options) -> str:
     port = options.endpoint.port
     if not port:
         return f"{options.endpoint.host}, any free port, for the control plane of this one node"
@@ -42,10 +42,10 @@ def _name(options: Options) -> str:
     return f"the job's name, {options.job_name}: a launcher that is started again finds its accounts by it"
 
 
-def _place(options: Options) -> str:
-    place = "any" if options.node_rank is None else str(options.node_rank)
+def _node_rank(options: Options) -> str:
+    rank = "any" if options.node_rank is None else str(options.node_rank)
     worker = options.aegis.worker_name
-    return f"this node's place, {place}, under every backend (torchrun: static only); its worker is {worker}"
+    return f"this node's place, {rank}, under every backend (torchrun: static only); its worker is {worker}"
 
 
 def _shutdown(options: Options) -> str:
@@ -54,19 +54,19 @@ def _shutdown(options: Options) -> str:
     return f"{shown} for ranks to end after a signal to the launcher; after a fault, --aegis-fault-grace-s"
 
 
-# What becomes of each of torch's flags, by its name in torch's namespace. A test holds that none is missing.
-TORCHS: Mapping[str, Callable[[Options], str]] = {
+# What each of torch's flags means here, by its name in torch's namespace. A test holds that none is missing.
+TORCH_FLAGS: Mapping[str, Callable[[Options], str]] = {
     "nnodes": _nodes,
     "nproc_per_node": lambda o: f"{formatting.plural(o.config.nproc_per_node, 'rank')} on this node",
-    "rdzv_backend": lambda o: "our control plane, at the endpoint; the word itself chooses nothing else",
-    "rdzv_endpoint": _meeting,
+    "rdzv_backend": lambda o: "our control plane, at the endpoint; its name chooses nothing else",
+    "rdzv_endpoint": _endpoint,
     "rdzv_id": _name,
     "rdzv_conf": lambda o: (
         f"join_timeout {o.join_timeout_s:g} s, last_call_timeout {o.last_call_s:g} s; others change nothing"
     ),
     "standalone": lambda o: "one node, its control plane on a free port of localhost",
     "max_restarts": lambda o: f"at most {o.max_restarts} restarts, counted once for all nodes of the job",
-    "monitor_interval": lambda o: "not needed: the end of a rank is told by the kernel at once",
+    "monitor_interval": lambda o: "not needed: the kernel reports the end of a rank at once",
     "start_method": lambda o: "changes nothing, as under torchrun: a command is always executed",
     "event_log_handler": lambda o: f"{_AS_TORCHRUN}; the journal is written anyway",
     "role": lambda o: f"{o.config.role!r}: {_AS_TORCHRUN}",
@@ -79,9 +79,9 @@ TORCHS: Mapping[str, Callable[[Options], str]] = {
     "local_ranks_filter": lambda o: _AS_TORCHRUN,
     "duplicate_stdout_filters": lambda o: _AS_TORCHRUN,
     "duplicate_stderr_filters": lambda o: _AS_TORCHRUN,
-    "node_rank": _place,
-    "master_addr": _meeting,
-    "master_port": _meeting,
+    "node_rank": _node_rank,
+    "master_addr": _endpoint,
+    "master_port": _endpoint,
     "local_addr": lambda o: f"{o.config.local_addr}, where other nodes reach this one",
     "logs_specs": lambda o: _AS_TORCHRUN,
     "numa_binding": lambda o: _AS_TORCHRUN,
@@ -92,27 +92,29 @@ TORCHS: Mapping[str, Callable[[Options], str]] = {
 }
 
 
-def explain(words: Sequence[str], options: Options, *, passes_local_rank: bool = False) -> str:
-    """The table as text: one line a flag, one a variable that gave one, and what holds unsaid."""
+def explain(argv: Sequence[str], options: Options, *, passes_local_rank: bool = False) -> str:
+    """The table as text: a line for each given flag, for each variable that gives one, and for defaults."""
     parser = make_parser(passes_local_rank=passes_local_rank)
-    flags, _ = command_line.split(words, parser)
+    flags, _ = command_line.split(argv, parser)
     rows = []
-    said = set()
-    for one in flags:
-        name = one.action.dest if one.action is not None else ""
+    explained = set()
+    for given in flags:
+        name = given.action.dest if given.action is not None else ""
         if name != "aegis_explain_flags":
-            said.add(name)
-            rows.append((one.flag, _shown(name, one.value), _became(name, options)))
+            explained.add(name)
+            rows.append((given.flag, _shown(name, given.value), _meaning(name, options)))
     for name, variable in _variables(parser):
-        if variable in os.environ and name not in said and name != "aegis_explain_flags":
-            said.add(name)
-            rows.append((variable, _shown(name, os.environ[variable]), _became(name, options)))
-    if "max_restarts" not in said:
-        rows.append(("--max-restarts", "(not given)", f"{TORCHS['max_restarts'](options)}; torchrun has 0"))
-    if not said & {"standalone", "rdzv_endpoint", "master_addr", "master_port"}:
-        rows.append(("--rdzv-endpoint", "(not given)", _meeting(options)))
+        if variable in os.environ and name not in explained and name != "aegis_explain_flags":
+            explained.add(name)
+            rows.append((variable, _shown(name, os.environ[variable]), _meaning(name, options)))
+    if "max_restarts" not in explained:
+        rows.append(
+            ("--max-restarts", "(not given)", f"{TORCH_FLAGS['max_restarts'](options)}; torchrun has 0")
+        )
+    if not explained & {"standalone", "rdzv_endpoint", "master_addr", "master_port"}:
+        rows.append(("--rdzv-endpoint", "(not given)", _endpoint(options)))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"{flag:{widths[0]}}  {value:{widths[1]}}  {became}" for flag, value, became in rows]
+    lines = [f"{flag:{widths[0]}}  {value:{widths[1]}}  {meaning}" for flag, value, meaning in rows]
     entrypoint, arguments = command_of(options.cmd, options.cmd_args)
     program = entrypoint if isinstance(entrypoint, str) else "the script's path, inside of each rank"
     return "\n".join([*lines, f"each rank runs: {shlex.join([program, *map(str, arguments)])}"])
@@ -125,12 +127,12 @@ def _variables(parser: argparse.ArgumentParser) -> list[tuple[str, str]]:
 
 
 def _shown(name: str, value: str) -> str:
-    return "(kept to ourselves)" if name in _SECRET else formatting.clean(value, 60)
+    return "(secret)" if name in _SECRET else formatting.clean(value, 60)
 
 
-def _became(name: str, options: Options) -> str:
-    if name in TORCHS:
-        return TORCHS[name](options)
+def _meaning(name: str, options: Options) -> str:
+    if name in TORCH_FLAGS:
+        return TORCH_FLAGS[name](options)
     if name in _SECRET:
         return f"{formatting.plural(len(options.aegis.notify), 'address', 'addresses')} to page"
     value: Any = getattr(options.torch_args, name, None)

@@ -1,6 +1,6 @@
-"""The flags that `aegis-run` adds to torch's: one group, explained in full sentences.
+"""The flags that `aegis-run` adds to torch's, as one group of the parser.
 
-Every flag of ours begins with `--aegis-`, so that no later torch can collide with it; each has both spellings
+Every one begins with `--aegis-`, so that no later torch can collide with it; each has both spellings
 (`--aegis-x-y`, `--aegis_x_y`) and takes its default from `AEGIS_X_Y`, as torch's take theirs from `PET_X_Y`.
 """
 
@@ -21,7 +21,7 @@ CHECK_PATH_KINDS = ("checkpoint", "data", "log", "shm")
 
 
 class FromEnvironment:
-    """The raw text of a variable of the environment, as a default that a flag may still override."""
+    """The raw text of an environment variable, as a default that the command line may override."""
 
     def __init__(self, variable: str, text: str) -> None:
         self.variable = variable
@@ -29,7 +29,7 @@ class FromEnvironment:
 
 
 class Collect(argparse.Action):
-    """A flag that can be given several times; what the command line says replaces what a variable says."""
+    """A flag that can be given several times; values on the command line replace those of the variable."""
 
     def __call__(
         self,
@@ -65,18 +65,18 @@ class _Adder:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the group "aegis" to a parser. What variables give arrives as `FromEnvironment`."""
+    """Add the group "aegis" to a parser. Values of variables arrive as `FromEnvironment`."""
     add = _Adder(parser)
     _add_protection(add)
     _add_checks(add)
     _add_files(add)
     _add_plane(add)
-    nodes.add_node_flags(add, _seconds, _whole)
+    nodes.add_node_flags(add, _seconds, _whole_number)
     checkpoints.add_checkpoint_flags(add, Collect)
-    progress.add_pace_flags(add, _seconds)
+    progress.add_progress_flags(add, _seconds)
     guard.add_guard_flags(add, _path)
     bus.add_bus_flags(add, _path)
-    monitoring.add_monitor_flags(add, _seconds, _whole)
+    monitoring.add_monitor_flags(add, _seconds, _whole_number)
 
 
 def _add_protection(add: _Adder) -> None:
@@ -90,7 +90,7 @@ def _add_protection(add: _Adder) -> None:
     add(
         "fault-grace-s",
         "Seconds that the other ranks have between SIGTERM and SIGKILL after a failure; ranks that ignore "
-        "SIGTERM have none. The default is 1, and less for ranks that are stuck where no signal is heard. "
+        "SIGTERM have none. The default is 1, and less for ranks that are stuck where no signal is handled. "
         "(--shutdown-timeout governs signals that you send and the end of the job.)",
         type=_seconds(at_least_zero=True),
         metavar="SECONDS",
@@ -105,8 +105,8 @@ def _add_protection(add: _Adder) -> None:
     )
     add(
         "lost-timeout-s",
-        "Seconds of silence after which a node counts as lost, if training has not moved on either. The "
-        "default is 30.",
+        "Seconds without a report after which a node counts as lost, if training makes no progress either. "
+        "The default is 30.",
         30.0,
         type=_seconds(),
         metavar="SECONDS",
@@ -123,7 +123,7 @@ def _add_protection(add: _Adder) -> None:
         'How often nodes may be lost during one recovery before the job fails with "recovery did not '
         'converge". These losses do not use up --max-restarts. The default is 10.',
         10,
-        type=_whole(1),
+        type=_whole_number(1),
         metavar="N",
     )
     add(
@@ -131,15 +131,15 @@ def _add_protection(add: _Adder) -> None:
         "Give one restart back for every N completed checkpoints of steps that were not saved before. The "
         "default is 0: never.",
         0,
-        type=_whole(0),
+        type=_whole_number(0),
         metavar="N",
     )
     add(
         "renew-exit-code",
-        "On Kubernetes, exit with this code when a clean process is wanted in this one's place, so that the "
+        "On Kubernetes, exit with this code when this process must be replaced by a clean one, so that the "
         "platform restarts the container (elsewhere the launcher executes itself again). The default is 75.",
         75,
-        type=_whole(1, 255),
+        type=_whole_number(1, 255),
         metavar="CODE",
     )
     add(
@@ -154,7 +154,7 @@ def _add_checks(add: _Adder) -> None:
     add(
         "troubleshoot",
         "What is checked after a failure: `adaptive` runs the cheap checks, and the collective ones only "
-        "if something points at communication; `full` always runs all seven; `off` none. The default is "
+        "if the evidence points at communication; `full` always runs all seven; `off` none. The default is "
         "adaptive.",
         "adaptive",
         choices=("adaptive", "full", "off"),
@@ -186,8 +186,8 @@ def _add_checks(add: _Adder) -> None:
     add(
         "gpus-per-node",
         "How many GPUs each node should have: a node on which the checks find fewer is isolated. The default "
-        "is what the node shows at the start, or one for each rank if it shows somewhat fewer than those.",
-        type=_whole(0),
+        "is the number at the start, or one for each rank if there are somewhat fewer than ranks.",
+        type=_whole_number(0),
         metavar="N",
     )
     add(
@@ -218,27 +218,27 @@ def _add_files(add: _Adder) -> None:
     )
     add(
         "state-dir",
-        "Shared directory for what outlives jobs: nodes that must not be used, and why. Without it, that "
-        "knowledge ends with the job.",
+        "Shared directory for records that outlive jobs: nodes that must not be used, and why. Without it, "
+        "they end with the job.",
         type=_path,
         metavar="DIR",
     )
     add("namespace", "Namespace of the job; the default is `default`.", "default", metavar="NAME")
     add(
         "worker-name",
-        "Name of this node's worker in the accounts; a relaunch must keep it to keep its accounts. The "
+        "Name of this node's worker; a relaunch must keep it to keep its retries. The "
         "default is the host name, with -<node rank> if --node-rank is given.",
         metavar="NAME",
     )
     add(
         "log-level",
-        "How much aegis-run says about its own work; the default is info.",
+        "How much aegis-run logs about its own work; the default is info.",
         "info",
         choices=("debug", "info", "warning", "error"),
     )
     add(
         "explain-flags",
-        "Say what each given flag becomes here, and what holds that wasn't given; start nothing.",
+        "Print what each given flag means here, and which defaults apply; start nothing.",
         False,
         action="store_true",
     )
@@ -254,9 +254,9 @@ def _add_plane(add: _Adder) -> None:
     )
     add(
         "plane",
-        "HOST:PORT of a control plane that stands by itself: `aegis-master`, started with this flag and the "
-        "others of the job on a host outside of it. No node serves one then. The endpoint remains where "
-        "nodes meet if that plane is out of reach.",
+        "HOST:PORT of a standing control plane: `aegis-master`, started with this flag and the others of "
+        "the job on a host outside of it. No node serves one then. Nodes still meet at the endpoint if that "
+        "plane can't be reached.",
         type=_host_port,
         metavar="HOST:PORT",
     )
@@ -265,12 +265,12 @@ def _add_plane(add: _Adder) -> None:
         "fallback-port",
         "Port for the TCPStore at which nodes meet when the master can't be reached. The default is the "
         "port of the endpoint plus 1.",
-        type=_whole(1, 65535),
+        type=_whole_number(1, 65535),
         metavar="PORT",
     )
     add(
         "plane-linger-s",
-        "Seconds that the control plane lives on after its launcher has died while other nodes are "
+        "Seconds that the control plane keeps running after its launcher has died while other nodes are "
         "connected. The default is 60.",
         60.0,
         type=_seconds(at_least_zero=True),
@@ -281,7 +281,7 @@ def _add_plane(add: _Adder) -> None:
         "How often the control plane is started again when it dies; training goes on meanwhile. The "
         "default is 5.",
         5,
-        type=_whole(0),
+        type=_whole_number(0),
         metavar="N",
     )
 
@@ -301,7 +301,7 @@ def _seconds(*, at_least_zero: bool = False) -> Callable[[str], float]:
     return convert
 
 
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def _whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     wanted = f"{least} or more" if most is None else f"{least} to {most}"
 
     def convert(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The flags of `aegis-run` about automatic actions: the policy, the guard's settings, and whom to call."""
+"""The flags of `aegis-run` about automatic actions: the policy, the guard's settings, and paging."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def add_guard_flags(add: Callable[..., None], path: Callable[[str], Path]) -> No
     """Declare them. `add` and `path` as in `launch.flags.group`."""
     add(
         "policy",
-        "A policy file (TOML): how careful automatic actions are. The default is ./aegis.toml, if it is "
-        "there. Flags go before the file.",
+        "A policy file (TOML) with limits on automatic actions. The default is ./aegis.toml, if it is "
+        "there. Flags override the file.",
         type=path,
         metavar="FILE",
     )
@@ -59,7 +59,7 @@ def read(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Poli
         for setting in settings.SETTINGS
         if (value := getattr(args, f"aegis_guard_{setting}")) is not None
     }
-    # The variable is no command line, which everybody sees.
+    # A variable, unlike a command line, is not visible to everybody.
     given = args.aegis_notify if args.aegis_notify != environment.get(NOTIFY_ENV) else None
     try:
         made = settings.with_changes(_from_file(args.aegis_policy), changes, args.aegis_policy_mode)

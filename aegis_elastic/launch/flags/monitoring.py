@@ -9,20 +9,20 @@ from aegis_elastic.agents.monitoring.monitor import INTERVAL_S
 
 
 def add_monitor_flags(
-    add: Callable[..., None], seconds: Callable[..., Callable[[str], float]], whole: Callable[..., Any]
+    add: Callable[..., None], seconds: Callable[..., Callable[[str], float]], whole_number: Callable[..., Any]
 ) -> None:
-    """Declare them. `add`, `seconds` and `whole` as in `launch.flags.group`."""
+    """Declare them. `add`, `seconds` and `whole_number` as in `launch.flags.group`."""
     add(
         "monitor",
         "Watch what the ranks use (processor, GPU, memory, network) and write (the log files of --log-dir "
-        "with --tee or --redirects): what is odd becomes a line of the journal, and changes nothing. `off` "
-        "doesn't. The default is on.",
+        "with --tee or --redirects): anomalies become lines of the journal, and change nothing. `on` or "
+        "`off`; the default is on.",
         "on",
         choices=("on", "off"),
     )
     add(
         "monitor-interval-s",
-        "Seconds between two samples. What the rules call odd is counted in samples, so all of them become "
+        "Seconds between two samples. The rules for anomalies count samples, so all of them become "
         f"quicker or slower with it. The default is {INTERVAL_S:g}.",
         INTERVAL_S,
         type=seconds(),
@@ -33,7 +33,7 @@ def add_monitor_flags(
         "Let Prometheus read the job's metrics at http://HOST:PORT/metrics, on the node that hosts the "
         "control plane; 0 takes any free port, which `aegisctl status --json` names. By default there is "
         "no such port.",
-        type=whole(0, 65535),
+        type=whole_number(0, 65535),
         metavar="PORT",
     )
     add(

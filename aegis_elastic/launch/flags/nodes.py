@@ -1,4 +1,4 @@
-"""The flags of `aegis-run` about nodes: where their records are, how long taints last, who isolates."""
+"""The flags of `aegis-run` about nodes: their records, taints, probation and isolation."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0
 
 
 def add_node_flags(
-    add: Callable[..., None], seconds: Callable[..., Callable[[str], float]], whole: Callable[..., Any]
+    add: Callable[..., None], seconds: Callable[..., Callable[[str], float]], whole_number: Callable[..., Any]
 ) -> None:
-    """Declare them. `add`, `seconds` and `whole` as in `launch.flags.group`."""
+    """Declare them. `add`, `seconds` and `whole_number` as in `launch.flags.group`."""
     add(
         "store",
-        "Where what outlives jobs is kept, instead of in --aegis-state-dir: etcd://HOST:PORT[,HOST:PORT...]. "
-        "Needs the extra `etcd`.",
+        "Where records that outlive jobs are kept, instead of in --aegis-state-dir: "
+        "etcd://HOST:PORT[,HOST:PORT...]. Needs the extra `etcd`.",
         type=etcd,
         metavar="URL",
     )
     add(
         "taint-s",
-        "Seconds that a node stays out which a job has condemned; 0: until somebody lifts it. A node with "
-        "broken hardware is on probation then: it comes back by passing check and burn. The default is "
-        f"{TAINT_S:.0f}, a day.",
+        "Seconds that a node stays tainted after a job has found it broken; 0: until somebody lifts it. A "
+        "node with broken hardware is on probation then: it comes back by passing check and burn. The "
+        f"default is {TAINT_S:.0f}, a day.",
         TAINT_S,
         type=seconds(at_least_zero=True),
         metavar="SECONDS",
     )
     add(
         "probation-burn-s",
-        "Seconds of burn that a node on probation must pass, after the checks, before it takes part. The "
+        "Seconds of burn that a node on probation must pass, after the checks, before it joins. The "
         f"default is {PROBATION_BURN_S:.0f}.",
         PROBATION_BURN_S,
         type=seconds(),
@@ -49,13 +49,13 @@ def add_node_flags(
         "isolate-exit-code",
         "Exit code of a launcher whose node must leave or is refused because of a taint. The default is 1.",
         1,
-        type=whole(1, 255),
+        type=whole_number(1, 255),
         metavar="CODE",
     )
     add(
         "isolation",
-        "How a condemned node is taken from its scheduler: `slurm` drains it, `kubernetes` cordons and "
-        "taints it (kubernetes:apis/apps/v1/namespaces/NS/statefulsets/NAME has that workload avoid it), "
+        "How a broken node is taken from its scheduler: `slurm` drains it, `kubernetes` cordons and "
+        "taints it (kubernetes:apis/apps/v1/namespaces/NS/statefulsets/NAME makes that workload avoid it), "
         "`file:PATH` lists it there, `command:ARGV` runs a program with {node} (and {reason}, {action}) "
         "among its arguments, without a shell. The default is none.",
         "none",
@@ -64,10 +64,10 @@ def add_node_flags(
     )
     add(
         "isolation-max",
-        "How many nodes may be isolated at once, over all jobs of the store; beyond that a human is asked. "
+        "How many nodes may be isolated at once, over all jobs of the store; beyond that a human is paged. "
         f"The default is {ISOLATIONS_MAX}.",
         ISOLATIONS_MAX,
-        type=whole(1, 100_000),
+        type=whole_number(1, 100_000),
         metavar="N",
     )
     add(
@@ -78,36 +78,37 @@ def add_node_flags(
     )
     add(
         "record",
-        "The ConfigMap, configmap:NAMESPACE/NAME, in which Kubernetes is told of the job, and in which its "
-        "creator says by `controlled` whether pods from which no worker comes are made anew (true), or all "
-        "are cleared, one retry is counted, and a plain job runs (false). The default is none.",
+        "The ConfigMap, configmap:NAMESPACE/NAME, in which the job's record is kept for Kubernetes, and in "
+        "which its creator says by `controlled` whether pods from which no worker comes are made anew "
+        "(true), or all are cleared, one retry is counted, and a plain job runs (false). The default is "
+        "none.",
         type=record,
         metavar="RECORD",
     )
 
 
 def record(text: str) -> str:
-    """What names a job's record. ArgumentTypeError."""
-    return _looked_at(text, config_map.look_at)
+    """The name of a job's record. ArgumentTypeError."""
+    return _checked(text, config_map.look_at)
 
 
 def etcd(text: str) -> str:
-    """`etcd://HOST:PORT[,HOST:PORT...]`, and the package for it is there. ArgumentTypeError."""
-    _looked_at(text, cluster.endpoints)
+    """`etcd://HOST:PORT[,HOST:PORT...]`, if the package for it is installed. ArgumentTypeError."""
+    _checked(text, cluster.endpoints)
     if importlib.util.find_spec("etcd3") is None:
         raise argparse.ArgumentTypeError("etcd needs the extra: pip install 'aegis-elastic[etcd]'")
     return text
 
 
 def isolation(text: str) -> str:
-    """What names an isolation driver; whether it can be used is for the node that hosts the plane to say."""
-    return _looked_at(text, drivers.look_at)
+    """The name of an isolation driver. Whether it can be used is checked on the node that hosts the plane."""
+    return _checked(text, drivers.look_at)
 
 
-def _looked_at(text: str, look: Callable[[str], object]) -> str:
-    """The text itself, if `look` takes it. argparse shows what a ValueError says only in this guise."""
+def _checked(text: str, check: Callable[[str], object]) -> str:
+    """The text itself, if `check` accepts it. Of a ValueError argparse would not show the message."""
     try:
-        look(text)
+        check(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

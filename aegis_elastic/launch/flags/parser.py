@@ -1,4 +1,4 @@
-"""The command line's grammar: torch's own parser, so that no flag of its is ever missed, plus our group."""
+"""The argument parser: torch's own, so that none of its flags is missed, plus our group."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Exit codes: 0 the training succeeded, 1 it failed, 2 the command line can't be u
 """
 
 
-# difflib calls words alike from 0.6 on; flags share dashes and short words, so more is wanted.
-_LIKENESS_MIN = 0.75
+# difflib calls strings similar from 0.6 on; flags share dashes and short words, so more is required.
+_SIMILARITY_MIN = 0.75
 
 
 class Parser(argparse.ArgumentParser):
-    """torch's arguments and ours; says what is wrong by `UsageError` instead of ending the process."""
+    """torch's arguments and ours; raises `UsageError` instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; for an unknown flag with the nearest known one."""
@@ -45,12 +45,12 @@ class Parser(argparse.ArgumentParser):
 def _nearest(unknown: str, known: Iterable[str]) -> str:
     """The known flag that `unknown` looks like, as a whole or as its beginning; "" if none does."""
 
-    def likeness(flag: str) -> float:
+    def similarity(flag: str) -> float:
         ratios = (difflib.SequenceMatcher(a=unknown, b=b).ratio() for b in (flag, flag[: len(unknown)]))
         return max(ratios)
 
-    best = max((flag for flag in known if flag.startswith("--")), key=likeness)
-    return best if likeness(best) >= _LIKENESS_MIN else ""
+    best = max((flag for flag in known if flag.startswith("--")), key=similarity)
+    return best if similarity(best) >= _SIMILARITY_MIN else ""
 
 
 def make_parser(*, passes_local_rank: bool = False) -> Parser:
@@ -58,7 +58,7 @@ def make_parser(*, passes_local_rank: bool = False) -> Parser:
     UsageError if a PET_ variable has a value that torch can't take.
     """
     try:
-        theirs = get_args_parser()
+        torch_parser = get_args_parser()
     except ValueError as error:
         variables = " ".join(sorted(f"{k}={v!r}" for k, v in os.environ.items() if k.startswith("PET_")))
         raise UsageError(
@@ -66,15 +66,15 @@ def make_parser(*, passes_local_rank: bool = False) -> Parser:
         ) from error
     parser = Parser(
         prog="aegis-run",
-        parents=[theirs],
+        parents=[torch_parser],
         add_help=False,
         description=_ABOUT,
         epilog=_AFTER,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for action in parser._actions:
-        # "Not given" must be told from "given as the default": torch's 0 isn't our default, and a node rank
-        # names the worker only if someone chose it.
+        # "Not given" must be distinguished from "given as the default": torch's 0 isn't our default, and a
+        # node rank names the worker only if someone chose it.
         if action.dest in ("max_restarts", "node_rank") and f"PET_{action.dest.upper()}" not in os.environ:
             action.default = None
     if passes_local_rank:
@@ -89,7 +89,7 @@ def make_parser(*, passes_local_rank: bool = False) -> Parser:
 
 
 def resolve_environment(parser: Parser, args: argparse.Namespace) -> None:
-    """Replace what came from the environment by its value, in place. UsageError names the bad variable."""
+    """Replace each `FromEnvironment` by its value, in place. UsageError names the bad variable."""
     for action in parser._actions:
         value = getattr(args, action.dest, None)
         if isinstance(value, FromEnvironment):

@@ -1,8 +1,7 @@
-"""Looks at everything that the user gave, before anything is started: one clear line for each bad input.
+"""Validates the user's input before anything is started, with one line for each bad value.
 
-A job that fails over a typo after the machines were checked and the nodes have met has cost everybody
-minutes. Every function raises `UsageError` naming the thing, its value and what would be right, or returns
-what it read.
+A job that fails over a typo after the machines were checked and the nodes have met has cost minutes. Every
+function raises `UsageError` that names the flag, its value and what would be right, or returns what it read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from aegis_elastic.control.host.errors import UsageError
 
 # A file name has at most 255 bytes, and torch adds an underline and eight characters of its own.
 RUN_ID_BYTES_MAX = 246
-# One message of 1 MiB tells everybody's place to all.
+# One message of 1 MiB holds the rank assignments of all nodes.
 NODES_MAX = 4096
 
 
@@ -176,7 +175,7 @@ def _module(named: str) -> None:
 
 
 def _is_importable(named: str) -> bool:
-    """Whether the top package is there; to look deeper would import it, which is the ranks' affair."""
+    """Whether the top package is there. Resolving submodules would import it, which only ranks should do."""
     top = named.partition(".")[0]
     if not top.isidentifier():
         return False
@@ -208,7 +207,7 @@ def output_file(flag: str, path: Path | None) -> None:
 
 
 def output_directory(flag: str, path: Path | None) -> None:
-    """A directory that is written to, and made where it isn't there yet."""
+    """A directory that is written to, and created if it doesn't exist."""
     if path is None:
         return
     if path.exists() and not path.is_dir():
@@ -221,7 +220,7 @@ def output_directory(flag: str, path: Path | None) -> None:
 
 
 def secret_file(path: Path | None) -> None:
-    """A file that holds the join secret and is not for everybody's eyes."""
+    """A file that holds the join secret and must not be readable by everybody."""
     if path is None:
         return
     flag = f"--aegis-join-secret-file {path}"

@@ -1,6 +1,6 @@
-"""The report at the end of a job, on one readable screen: what happened, whose fault it was, what it cost.
+"""The report at the end of a job, on one screen: outcome, failures with their root causes, recovery times.
 
-Whatever can be long is folded, first and last kept: a job of a thousand nodes gets a screen of the same size.
+Long lists are shortened to their first and last items, so a job of a thousand nodes fits on the same screen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aegis_elastic.launch.screens.formatting import clean, clock, duration, fold
 # Together these keep the screen within 45 lines.
 _WORKERS_MAX = 6
 _INCARNATIONS_MAX = 5
-# What needs no more words than the failure itself.
+# Fault classes that add nothing to the failure itself.
 _PLAIN = ("", "process", "unknown")
 _ROOTS_MAX = 3
 _RECOVERIES_MAX = 4
@@ -42,7 +42,10 @@ def render(report: Report, job: str = "") -> RenderableType:
     if report.fail_reason:
         head.append(f": {clean(report.fail_reason)}")
     parts: list[RenderableType] = [head, Text(report.summary)]
-    parts += [Text(f"DOUBTFUL SUCCESS: {clean(doubt)}", style="bold yellow") for doubt in _few(report.doubts)]
+    parts += [
+        Text(f"DOUBTFUL SUCCESS: {clean(doubt)}", style="bold yellow")
+        for doubt in _first_doubts(report.doubts)
+    ]
     parts += _section("workers", _workers(report.workers, report.max_retry))
     parts += _section("incarnations", _incarnations(report.incarnations))
     parts += _section("failures", _failures(report.failures))
@@ -74,7 +77,7 @@ def _section(title: str, body: Sequence[RenderableType]) -> list[RenderableType]
     return [Text(title, style="bold"), *body] if body else []
 
 
-def _few(texts: Sequence[str]) -> list[str]:
+def _first_doubts(texts: Sequence[str]) -> list[str]:
     more = len(texts) - _DOUBTS_MAX
     return [*texts[:_DOUBTS_MAX], *([f"and {more} more of this kind"] if more > 0 else [])]
 
@@ -93,56 +96,56 @@ def _grid(columns: int, right: Sequence[int] = ()) -> Table:
 def _workers(workers: Sequence[WorkerView], max_retry: int) -> list[RenderableType]:
     shown = workers
     if len(workers) > _WORKERS_MAX:
-        # Whoever has something to tell comes first: the others are told by the line that counts them.
+        # Workers with failures come first; a last line counts those left out.
         shown = sorted(workers, key=lambda worker: (not worker.last_failed_reason, -worker.retries))
         shown = shown[:_WORKERS_MAX]
     table = _grid(4)
     for worker in shown:
-        who = clean(worker.name, 30)
+        name = clean(worker.name, 30)
         if worker.node != worker.name:
-            who += f" on {clean(worker.node, 30)}"
+            name += f" on {clean(worker.node, 30)}"
         last = f"last: {clean(worker.last_failed_reason, 60)}" if worker.last_failed_reason else ""
         retries = f"retries {worker.retries} of {max_retry}"
-        table.add_row(Text(f"  {who}"), Text(f"ranks {ranges(worker.ranks)}"), Text(retries), Text(last))
+        table.add_row(Text(f"  {name}"), Text(f"ranks {ranges(worker.ranks)}"), Text(retries), Text(last))
     left_out = len(workers) - len(shown)
     return [table, *([_more(left_out)] if left_out else [])] if workers else []
 
 
 def _incarnations(incarnations: Sequence[Incarnation]) -> list[RenderableType]:
     first, left_out, rest = fold(incarnations, _INCARNATIONS_MAX)
-    out: list[RenderableType] = [_incarnation(one) for one in first]
+    out: list[RenderableType] = [_incarnation(incarnation) for incarnation in first]
     if left_out:
         out.append(_more(left_out))
-    return [*out, *(_incarnation(one) for one in rest)]
+    return [*out, *(_incarnation(incarnation) for incarnation in rest)]
 
 
-def _incarnation(one: Incarnation) -> Text:
-    lasted = None if one.ended_at is None else one.ended_at - one.started_at
-    span = f"{clock(one.started_at)} to {clock(one.ended_at)} ({duration(lasted)})"
-    return Text(f"  {one.n}  {span}  {clean(one.cause, 80)}")
+def _incarnation(incarnation: Incarnation) -> Text:
+    lasted = None if incarnation.ended_at is None else incarnation.ended_at - incarnation.started_at
+    span = f"{clock(incarnation.started_at)} to {clock(incarnation.ended_at)} ({duration(lasted)})"
+    return Text(f"  {incarnation.n}  {span}  {clean(incarnation.cause, 80)}")
 
 
 def _failures(failures: Sequence[FailureEntry]) -> list[RenderableType]:
-    stories: list[list[FailureEntry]] = []
+    groups: list[list[FailureEntry]] = []
     for failure in failures:
-        if failure.role == "root" or not stories:
-            stories.append([])
-        stories[-1].append(failure)
-    first, left_out, rest = fold(stories, _ROOTS_MAX)
-    out = [line for story in first for line in _story(story)]
+        if failure.role == "root" or not groups:
+            groups.append([])
+        groups[-1].append(failure)
+    first, left_out, rest = fold(groups, _ROOTS_MAX)
+    out = [line for group in first for line in _failure_group(group)]
     if left_out:
         out.append(_more(left_out, "root causes"))
-    return [*out, *(line for story in rest for line in _story(story))]
+    return [*out, *(line for group in rest for line in _failure_group(group))]
 
 
-def _story(story: Sequence[FailureEntry]) -> list[RenderableType]:
-    """One root cause with what it said last, and its consequences in one line."""
+def _failure_group(group: Sequence[FailureEntry]) -> list[RenderableType]:
+    """One root cause with the last output of its rank, and its consequences in one line."""
     out: list[RenderableType] = []
-    consequences = list(story)
-    if story[0].role == "root":
+    consequences = list(group)
+    if group[0].role == "root":
         root = consequences.pop(0)
         line = Text(f"  {clock(root.time)} ").append("root cause", style="bold red")
-        line.append(f": {_who(root)}, {_how(root)}")
+        line.append(f": {_process(root)}, {_cause(root)}")
         if root.fault_class:
             line.append(f" [class {root.fault_class}, level {root.level}]")
         signature = signature_of(root)
@@ -151,36 +154,36 @@ def _story(story: Sequence[FailureEntry]) -> list[RenderableType]:
         out.append(line)
         if root.fault_class not in _PLAIN:
             out.append(Text(f"      {clean(root.reason, 300)}", style="bold"))
-        said = _last_words(root)
-        out += [Text(f"      | {said}", style="dim")] if said else []
+        last_output = _last_output(root)
+        out += [Text(f"      | {last_output}", style="dim")] if last_output else []
     if consequences:
-        out.append(Text(f"      consequences: {_summed_up(consequences)}", style="dim"))
+        out.append(Text(f"      consequences: {_consequences(consequences)}", style="dim"))
     return out
 
 
-def _last_words(failure: FailureEntry) -> str:
+def _last_output(failure: FailureEntry) -> str:
     """The innermost frame of the traceback with its code, or else the last line that the rank printed."""
     lines = [line for line in map(clean, failure.last_lines) if line]
     frame = next((n for n in reversed(range(len(lines))) if lines[n].startswith('File "')), None)
     if frame is not None:
         return ": ".join(lines[frame : frame + 2])
-    # The last line of a traceback is the exception, which stands above already.
+    # The last line of a traceback is the exception, which is shown above already.
     return next((line for line in reversed(lines) if line != clean(failure.exception)), "")
 
 
-def _who(failure: FailureEntry) -> str:
+def _process(failure: FailureEntry) -> str:
     where = clean(failure.worker, 30)
     return where if failure.rank is None else f"rank {failure.rank} of {where}"
 
 
-def _how(failure: FailureEntry) -> str:
+def _cause(failure: FailureEntry) -> str:
     if failure.rank is None:
         return clean(failure.reason, 100)
     how = failure.signal or f"exit code {failure.exit_code}"
     return f"{how}, {clean(failure.exception, 120)}" if failure.exception else how
 
 
-def _summed_up(consequences: Sequence[FailureEntry]) -> str:
+def _consequences(consequences: Sequence[FailureEntry]) -> str:
     """What came after the root cause: `3 ranks (SIGTERM 2, exit code 1 1), agents lost: w2`."""
     ranks = [failure for failure in consequences if failure.rank is not None]
     kinds = Counter(failure.signal or f"exit code {failure.exit_code}" for failure in ranks)
@@ -226,15 +229,15 @@ def _checks(checks: Sequence[CheckEntry]) -> list[RenderableType]:
         phase: Counter(check.passed for check in checks if check.phase == phase)
         for phase in dict.fromkeys(check.phase for check in checks)
     }
-    told = "; ".join(
+    counted = "; ".join(
         f"{phase}: {count[True]} passed, {count[False]} failed" for phase, count in counts.items()
     )
-    bad = [check for check in checks if not check.passed]
-    out: list[RenderableType] = [Text(f"  {told}")]
+    failed = [check for check in checks if not check.passed]
+    out: list[RenderableType] = [Text(f"  {counted}")]
     out += [
         Text(f"  {check.check_type} of {clean(check.worker, 30)}: {clean(check.result, 100)}", style="red")
-        for check in bad[:_BAD_CHECKS_MAX]
+        for check in failed[:_BAD_CHECKS_MAX]
     ]
-    if len(bad) > _BAD_CHECKS_MAX:
-        out.append(_more(len(bad) - _BAD_CHECKS_MAX, "failed"))
+    if len(failed) > _BAD_CHECKS_MAX:
+        out.append(_more(len(failed) - _BAD_CHECKS_MAX, "failed"))
     return out

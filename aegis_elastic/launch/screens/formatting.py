@@ -1,4 +1,4 @@
-"""Small pieces of text for people: times, ranks, and other people's words made safe for a terminal."""
+"""Small pieces of text for people: times, ranks, and foreign text made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -66,10 +66,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def fold(items: Sequence[_T], limit: int) -> tuple[Sequence[_T], int, Sequence[_T]]:
-    """The first and the last of `items`, at most `limit` together, and how many between them are left out.
-
-    The beginning and the end of a story are what people look for.
-    """
+    """The first and the last of `items`, at most `limit` together, and how many between them are left out."""
     if len(items) <= limit:
         return items, 0, ()
     last = limit // 2

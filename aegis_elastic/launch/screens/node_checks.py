@@ -1,4 +1,4 @@
-"""What people see of a node's checks: bars meanwhile, where a person looks on, and a table at the end."""
+"""What people see of a node's checks: progress bars on a terminal, and a table at the end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from aegis_elastic.launch.screens import formatting
 
 
 class Bars:
-    """One bar for each name. They are drawn on stderr, so that stdout holds the answer alone."""
+    """One progress bar for each name, on stderr, so that stdout has only the results."""
 
     def __init__(self, quiet: bool) -> None:
         self.visible = not quiet and sys.stderr.isatty()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            TextColumn("{task.completed:.0f} of {task.total:.0f} s {task.fields[says]}"),
+            TextColumn("{task.completed:.0f} of {task.total:.0f} s {task.fields[text]}"),
             console=Console(file=sys.stderr, markup=False, highlight=False, emoji=False),
             transient=True,
             disable=not self.visible,
@@ -43,7 +43,7 @@ class Bars:
 
     def add(self, name: str, total_s: float) -> None:
         """A bar that is full after `total_s`."""
-        self._bars[name] = self._progress.add_task(f"{name:<22}", total=total_s, says="")
+        self._bars[name] = self._progress.add_task(f"{name:<22}", total=total_s, text="")
         self._running.add(name)
 
     def advance(self, elapsed_s: float) -> None:
@@ -51,16 +51,16 @@ class Bars:
         for name in self._running:
             self._progress.update(self._bars[name], completed=elapsed_s)
 
-    def show(self, name: str, total_s: float, elapsed_s: float, says: str) -> None:
-        """Move this bar, which is made when it is first shown, and say something beside it."""
+    def show(self, name: str, total_s: float, elapsed_s: float, text: str) -> None:
+        """Move this bar, which is added when it is first shown, and show `text` beside it."""
         if name not in self._bars:
             self.add(name, total_s)
-        self._progress.update(self._bars[name], completed=elapsed_s, says=says)
+        self._progress.update(self._bars[name], completed=elapsed_s, text=text)
 
     def end(self, name: str, passed: bool) -> None:
-        """This one stands still from now on, with its verdict."""
+        """Stop this bar and show whether the check has passed."""
         self._running.discard(name)
-        self._progress.update(self._bars[name], says="ok" if passed else "FOUND")
+        self._progress.update(self._bars[name], text="ok" if passed else "FOUND")
 
 
 def table(node: str, results: Iterable[CheckResult]) -> Table:
@@ -71,14 +71,14 @@ def table(node: str, results: Iterable[CheckResult]) -> Table:
     for result in results:
         verdict = Text("ok", "green") if result.passed else Text("FOUND", "bold red")
         prefix = f"{result.check_type.split()[0]}: "  # "burn" of "burn cuda:0"
-        text = formatting.clean(result.result.removeprefix(prefix), limit=2000)
-        what = Text(text) if result.passed else Text.assemble((f"{result.finding}  ", "red"), text)
-        grid.add_row(result.check_type, verdict, formatting.duration(result.duration_s), what)
+        detail = formatting.clean(result.result.removeprefix(prefix), limit=2000)
+        shown = Text(detail) if result.passed else Text.assemble((f"{result.finding}  ", "red"), detail)
+        grid.add_row(result.check_type, verdict, formatting.duration(result.duration_s), shown)
     return grid
 
 
 def as_json(node: str, results: Iterable[CheckResult]) -> str:
     """The same for programs: {"node", "pass", "results"}."""
     found = list(results)
-    said = {"node": node, "pass": all(result.passed for result in found), "results": found}
-    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode()
+    document = {"node": node, "pass": all(result.passed for result in found), "results": found}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -1,4 +1,4 @@
-"""What `aegisctl status` and `aegisctl log` show a person: what happens, and why."""
+"""The screens of `aegisctl status` and `aegisctl log`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aegis_elastic.launch.screens.formatting import clean, clock, fold, plural, 
 _WORKERS_MAX = 24
 _NODES_MAX = 6
 
-PHASE_WORDS = {
+PHASES = {
     Phase.PENDING: ("yellow", "waiting until every worker is there"),
     Phase.BOOT_CHECKING: ("cyan", "checking the machines before training"),
     Phase.RUN_COMMAND: ("green", "training"),
@@ -29,17 +29,19 @@ PHASE_WORDS = {
 
 
 def phase_style(phase: object) -> str:
-    """The colour of a phase; "" for one that we don't know."""
-    return next((style for known, (style, _) in PHASE_WORDS.items() if known.value == phase), "")
+    """The style of a phase; "" for an unknown one."""
+    return next((style for known, (style, _) in PHASES.items() if known.value == phase), "")
 
 
 def render_status(view: Mapping[str, Any], last: Line | None = None) -> RenderableType:
     """The view of `aegisctl status --json` as a screen; `last`: the newest line of the journal."""
     phase = view.get("phase")
-    words = next((words for known, (_, words) in PHASE_WORDS.items() if known.value == phase), "")
+    meaning = next((text for known, (_, text) in PHASES.items() if known.value == phase), "")
     head = Text(f"job {clean(view.get('job'))}", style="bold")
     head.append(f"  ({clean(view.get('namespace'))}, generation {view.get('generation')})", style="dim")
-    now = Text(f"{phase}", style=f"bold {phase_style(phase)}".strip()).append(f": {words}", style="not bold")
+    now = Text(f"{phase}", style=f"bold {phase_style(phase)}".strip()).append(
+        f": {meaning}", style="not bold"
+    )
     parts: list[RenderableType] = [head, now]
     if last is not None:
         parts.append(Text(f"because {clean(last.reason)} ({clock(last.t)})"))
@@ -96,7 +98,7 @@ def _worker_row(worker: Mapping[str, Any]) -> tuple[Text, ...]:
 
 
 def render_line(walked: Walked) -> Text:
-    """One journal line for a person: time, phase after it, event, reason, and what was done about it."""
+    """One journal line: time, phase after it, event, reason, and effects."""
     line = walked.line
     phase = walked.made.status.phase
     changed = walked.before is None or walked.before.phase is not phase
@@ -104,7 +106,7 @@ def render_line(walked: Walked) -> Text:
     text.append(f"{phase.value:<15}", style=("bold " if changed else "") + phase_style(phase.value))
     text.append(f"  {_event(line):<26}  ", style="dim")
     text.append(clean(line.reason))
-    done = [words for effect in line.effects if (words := _effect(effect))]
+    done = [described for effect in line.effects if (described := _effect(effect))]
     if done:
         text.append(f"  [{'; '.join(done)}]", style="dim")
     return text

@@ -1,7 +1,7 @@
-"""What Slurm tells a launcher that it starts: one step over all nodes of the job, one launcher a node.
+"""The Slurm step that a launcher was started by: one task on each node of the job.
 
-Everything comes from the environment of the step's task; the list of hosts is Slurm's own compressed form,
-which `scontrol show hostnames` alone expands right.
+Everything comes from the task's environment; the list of hosts is in Slurm's compressed form, which only
+`scontrol show hostnames` expands correctly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aegis_elastic.control.host.errors import UsageError
 
-# Below where kernels hand out ports of their own accord, and above the services that a node may run.
+# Below the kernel's ephemeral ports, and above the usual services of a node.
 _PORT_MIN, _PORTS = 20000, 10000
 _SCONTROL_TIMEOUT_S = 30.0
 
@@ -27,13 +27,13 @@ class Allocation:
 
     @property
     def port(self) -> int:
-        """A port that all nodes of the job derive alike, and that other jobs on a shared node hardly have."""
-        # Two ports a job: the one behind it is for meeting without the plane.
+        """A port that all nodes of the job derive alike, and most other jobs on a shared node don't."""
+        # Two ports a job: the next one is for the rendezvous without a plane.
         return _PORT_MIN + 2 * (self.job_id % (_PORTS // 2))
 
 
 def show_hostnames(compressed: str) -> tuple[str, ...]:
-    """The hosts in a list such as `n[1-3,7]`. UsageError if scontrol can't say."""
+    """The hosts in a list such as `n[1-3,7]`. UsageError if scontrol can't be run or fails."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", compressed],
@@ -50,19 +50,19 @@ def allocation(
     environment: Mapping[str, str] = os.environ,
     hostnames: Callable[[str], tuple[str, ...]] = show_hostnames,
 ) -> Allocation | None:
-    """The step that we are a task of, if it has one task on each of several nodes; None anywhere else.
+    """The step that we are a task of, if it has one task on each of several nodes; None otherwise.
 
-    In a batch script without srun, and where srun starts a task for each GPU, the script says by flags where
-    nodes meet; nothing is guessed there.
+    In a batch script without srun, and where srun starts a task for each GPU, the endpoint must be given by
+    flags.
     """
     job_id = environment.get("SLURM_JOB_ID", "")
-    if place(environment) is None or not job_id.isdecimal():
+    if node_rank(environment) is None or not job_id.isdecimal():
         return None
     return Allocation(int(job_id), hostnames(environment["SLURM_STEP_NODELIST"]))
 
 
-def place(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Our node's place in a step that has one task on each of several nodes; None anywhere else."""
+def node_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Our node's rank in a step that has one task on each of several nodes; None otherwise."""
     names = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS")
     try:
         node, nodes, tasks = (int(environment[name]) for name in names)

@@ -1,6 +1,6 @@
-"""`aegisctl slurm-script`: a batch script for Slurm, made for the nodes, spares and GPUs that are named.
+"""`aegisctl slurm-script`: prints a batch script for Slurm with the given nodes, spares and GPUs.
 
-`deploy/slurm/aegis.sbatch` is what it prints by default; a test holds it to that.
+`deploy/slurm/aegis.sbatch` is what it prints by default; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aegis_elastic.control.host.errors import UsageError
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
-#SBATCH --nodes={all_nodes}    # {nodes} train{spares_said}
+#SBATCH --nodes={all_nodes}    # {nodes} train{spares_text}
 #SBATCH --ntasks-per-node=1
 {resources}#SBATCH --no-kill    # a lost node doesn't end the job: what is left of it recovers
 #SBATCH --requeue    # exit code 75 puts it back into the queue (RequeueExit=75 in slurm.conf)
@@ -69,9 +69,9 @@ def make(
         name=name,
         nodes=nodes,
         all_nodes=nodes + spares,
-        spares_said=f", {spares} wait as spares" if spares else "",
+        spares_text=f", {spares} wait as spares" if spares else "",
         resources=resources,
-        # To the steps alone (no B:): a batch script that is signalled would end, and the job with it.
+        # To the steps only (no B:): a signalled batch script would end, and the job with it.
         signal=f"USR1@{signal_s}",
         shared=shlex.quote(shared) if not shared.startswith("$") else shared,
         nnodes=nodes if least == nodes else f"{least}:{nodes}",
@@ -123,7 +123,9 @@ def _print(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"cannot use --min-nodes {least}: want at most --nodes, {args.nodes}")
     for flag, text in (("--name", args.name), ("--partition", args.partition), ("--time", args.time)):
         if not re.fullmatch(r"[\w.,:-]*", text) or (flag == "--name" and not text):
-            raise UsageError(f"cannot use {flag} {text!r}: it stands in a line of #SBATCH; want plain words")
+            raise UsageError(
+                f"cannot use {flag} {text!r}: it goes into a line of #SBATCH; want letters, digits and .,:-"
+            )
     sys.stdout.write(
         make(
             nodes=args.nodes, least=least, spares=args.spares, gpus=args.gpus,

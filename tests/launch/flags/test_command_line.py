@@ -12,7 +12,7 @@ import torch.distributed.run as torchrun
 
 from aegis_elastic.control.host.errors import UsageError
 from aegis_elastic.launch import stock
-from aegis_elastic.launch.flags.explain import TORCHS, explain
+from aegis_elastic.launch.flags.explain import TORCH_FLAGS, explain
 from aegis_elastic.launch.flags.options import parse
 
 
@@ -33,7 +33,7 @@ def told(*words: str, passes_local_rank: bool = False) -> list[str]:
 def test_every_flag_of_torchrun_has_its_explanation() -> None:
     actions = torchrun.get_args_parser()._actions
     names = {action.dest for action in actions if action.option_strings} - {"help"}
-    assert names == TORCHS.keys() - {"use_env"}
+    assert names == TORCH_FLAGS.keys() - {"use_env"}
 
 
 def test_each_given_flag_is_told_as_it_was_written_and_as_what_it_became() -> None:
@@ -107,16 +107,16 @@ def test_the_old_launcher_says_that_the_script_gets_its_local_rank() -> None:
 def test_the_stock_launcher_gets_the_command_line_without_ours(
     given: list[str], kept: list[str], said: str
 ) -> None:
-    words, line = stock.without_ours(given)
+    words, line = stock.torchrun_command_line(given)
     assert words == kept
     assert said in line and "\n" not in line
 
 
 def test_the_switch_is_0_or_1() -> None:
-    assert [stock.asked({"AEGIS_OFF": text}) for text in ("", "0", "off", "1", "true")] == [0, 0, 0, 1, 1]
-    assert not stock.asked({})
+    assert [stock.is_wanted({"AEGIS_OFF": text}) for text in ("", "0", "off", "1", "true")] == [0, 0, 0, 1, 1]
+    assert not stock.is_wanted({})
     with pytest.raises(UsageError, match="AEGIS_OFF='maybe': want 1 or 0"):
-        stock.asked({"AEGIS_OFF": "maybe"})
+        stock.is_wanted({"AEGIS_OFF": "maybe"})
 
 
 def test_put_off_it_is_torchrun_with_its_titles_and_codes_and_without_our_secret(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def hosts(compressed: str) -> tuple[str, ...]:
 def test_a_step_with_one_task_a_node_says_where_nodes_meet_and_in_which_order() -> None:
     step = allocation.allocation(STEP, hosts)
     assert step is not None
-    assert (step.hosts[0], allocation.place(STEP)) == ("n1", 2)
+    assert (step.hosts[0], allocation.node_rank(STEP)) == ("n1", 2)
     other = allocation.allocation({**STEP, "SLURM_NODEID": "0"}, hosts)
     assert other is not None
     assert other.port == step.port, "all nodes derive the same"
