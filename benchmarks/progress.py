@@ -112,8 +112,8 @@ looks = 0.0
 if os.environ.get("AEGIS_PROGRESS"):
     from pathlib import Path
     from aegis_elastic.agents.watch.slots import SlotReader
-    work = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / os.environ["RANK"]).work()
-    looks = work.look_ns / 1e6 if work else 0.0
+    work = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / os.environ["RANK"]).own_work()
+    looks = work.read_ns / 1e6 if work else 0.0
 if dist.get_rank() == 0:
     told = {"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}
     pairs = [sum(pair) / 1e3 for pair in zip(spent[::2], spent[1::2])]

@@ -1,4 +1,4 @@
-"""What training code may say of itself where torch's hooks can't know it: its step, a complete checkpoint.
+"""What training code may report where torch's hooks can't know it: its step, a complete checkpoint.
 
 Without the launcher (or with `--aegis-progress off`) both do nothing, so scripts run everywhere.
 """
@@ -12,28 +12,28 @@ import time
 from aegis_elastic.worker import slot as slots
 
 _lock = threading.Lock()
-# (pid, slot): a forked child is another process with the same rank, and its words count too
+# (pid, slot): a forked child is another process of the same rank, and its calls count too
 _opened: tuple[int, slots.Slot | None] = (0, None)
 
 
 def progress(step: int) -> None:
-    """Say that training has done `step`. Not needed with torch's optimizers, whose steps are seen anyway."""
+    """Report that training has done `step`. Not needed with torch's optimizers, whose steps are counted."""
     slot = _slot()
     if slot is not None:
         with _lock:
-            slot.call(int(step), time.monotonic_ns())
+            slot.write_progress(int(step), time.monotonic_ns())
 
 
 def checkpoint_saved(step: int, path: str | os.PathLike[str]) -> None:
-    """Say that the checkpoint of `step` at `path` is complete. Not needed for the frameworks that are known.
+    """Report that the checkpoint of `step` at `path` is complete. Not needed for known frameworks.
 
-    Say it on one rank, after everything is written: from then on a slow node may be moved out, and training
+    Call it on one rank, after everything is written: from then on a slow node may be moved out, and training
     continues from there. ValueError for a path of more than 2048 bytes.
     """
     slot = _slot()
     if slot is not None:
         with _lock:
-            slot.saved(int(step), time.time_ns(), os.path.abspath(path))
+            slot.write_checkpoint(int(step), time.time_ns(), os.path.abspath(path))
 
 
 def _slot() -> slots.Slot | None:
@@ -46,6 +46,6 @@ def _slot() -> slots.Slot | None:
             try:
                 slot = slots.Slot(os.path.join(folder, rank))
             except OSError:
-                slot = None  # the launcher is gone: nobody is there to hear it
+                slot = None  # the launcher is gone: nobody reads it
         _opened = os.getpid(), slot
     return slot

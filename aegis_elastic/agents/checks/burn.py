@@ -1,4 +1,4 @@
-"""The stress test in a process of its own, watched, as a broken card may take it along."""
+"""The stress test in a process of its own, which a broken GPU may crash or hang."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import msgspec
 from aegis_elastic.checks.contract.burn_protocol import Progress, Request, Said
 from aegis_elastic.core.model import CheckResult
 
-# Before the first word: importing torch, making contexts on all GPUs. Between words it is a second, if all is
-# well.
-FIRST_WORD_S, SILENCE_S_MAX = 180.0, 60.0
+# Before the first message torch is imported and contexts are made on all GPUs. Later there is one each
+# second.
+FIRST_MESSAGE_S, SILENCE_S_MAX = 180.0, 60.0
 _READ_BYTES = 65536
 _COMMAND = (sys.executable, "-m", "aegis_elastic.checks.burn")
 
 
 def start(request: Request, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start it. In a session of its own: an interrupt at the terminal is for us, who then end it."""
+    """Start it, in a session of its own: an interrupt at the terminal is for this process, which then ends
+    it.
+    """
     process = subprocess.Popen(
         _COMMAND,
         stdin=subprocess.PIPE,
@@ -36,60 +38,62 @@ def start(request: Request, environment: Mapping[str, str]) -> subprocess.Popen[
         process.stdin.write(msgspec.json.encode(request))
         process.stdin.close()
     except BrokenPipeError:
-        pass  # It ended before it read; `attend` finds that it gave no results.
+        pass  # It ended before it read; `wait_results` finds that it gave no results.
     return process
 
 
-def attend(process: subprocess.Popen[bytes], told: Callable[[Progress], None]) -> list[CheckResult]:
-    """Listen until it ends, or hangs and is ended; one result for each device, at least one in all."""
+def wait_results(
+    process: subprocess.Popen[bytes], on_progress: Callable[[Progress], None]
+) -> list[CheckResult]:
+    """Read its output until it ends, or hangs and is killed; a result for each device, at least one in all."""
     assert process.stdout is not None
     results: list[CheckResult] = []
     started = time.monotonic()
     why = ""
     try:
-        why = _listen(process, told, results)
+        why = _read_output(process, on_progress, results)
     finally:
         process.kill()
         code = process.wait()
         process.stdout.close()
     if not results or why:
-        how = why or f"it ended with {_exit(code)} before it had an answer"
+        outcome = why or f"it ended with {_describe_code(code)} before it had an answer"
         finding = "burn.timeout" if why else "burn.crashed"
         scope = "hardware" if why else "unknown"
         took = round(time.monotonic() - started, 3)
-        results.append(CheckResult("burn", False, f"burn: {how}", time.time(), took, finding, scope))
+        results.append(CheckResult("burn", False, f"burn: {outcome}", time.time(), took, finding, scope))
     return results
 
 
-def _listen(
-    process: subprocess.Popen[bytes], told: Callable[[Progress], None], results: list[CheckResult]
+def _read_output(
+    process: subprocess.Popen[bytes], on_progress: Callable[[Progress], None], results: list[CheckResult]
 ) -> str:
-    """Take what it says until it ends; returns why it must be ended, or nothing."""
+    """Read its output until it ends; returns why it must be killed, or ""."""
     assert process.stdout is not None
-    buffer, patience_s = b"", FIRST_WORD_S
+    buffer, timeout_s = b"", FIRST_MESSAGE_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(patience_s):
+        while selector.select(timeout_s):
             data = os.read(process.stdout.fileno(), _READ_BYTES)
             if not data:
                 return ""
-            patience_s = SILENCE_S_MAX
+            timeout_s = SILENCE_S_MAX
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
-                said = msgspec.json.decode(line, type=Said)
-                if said.result is not None:
-                    results.append(said.result)
-                if said.progress is not None:
-                    told(said.progress)
-    return f"no word in {patience_s:g} s: a device hangs"
+                message = msgspec.json.decode(line, type=Said)
+                if message.result is not None:
+                    results.append(message.result)
+                if message.progress is not None:
+                    on_progress(message.progress)
+    return f"no output in {timeout_s:g} s: a device hangs"
 
 
-def figures(progress: Progress) -> str:
-    """How a device fares, in words."""
-    heat = "" if progress.temperature_c is None else f", {progress.temperature_c} C"
+def describe_progress(progress: Progress) -> str:
+    """The progress of a device, as text."""
+    temperature = "" if progress.temperature_c is None else f", {progress.temperature_c} C"
     wrong = f", {progress.wrong} elements WRONG" if progress.wrong else ""
-    return f"{progress.passes} products, {progress.tflops:.2f} TFLOP/s{heat}{wrong}"
+    return f"{progress.passes} products, {progress.tflops:.2f} TFLOP/s{temperature}{wrong}"
 
 
-def _exit(code: int) -> str:
+def _describe_code(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"

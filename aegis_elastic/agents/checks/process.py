@@ -1,4 +1,4 @@
-"""Checks beside the agent's loop: one process, results read as they come, nothing waited for."""
+"""One run of checks beside the agent's loop: a process, whose results are read as they come."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ READ_BYTES = 65536
 
 
 def start_checks(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the checks' process; it waits for its request, so it can stand ready long before there is one.
+    """Start a checks' process. It waits for its request, so it can be started long before there is one.
 
-    From the main thread: the checks end with the thread that started them.
+    Call it from the main thread: the process ends with the thread that started it.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "aegis_elastic.checks"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=dict(environment),
-        # Ctrl-C in a terminal is for the launcher, who ends the checks; their complaint would be noise.
+        # Ctrl-C in a terminal is for the launcher, which ends the checks; their traceback would be noise.
         start_new_session=True,
     )
 
 
 def end_checks(process: ChecksProcess) -> None:
-    """End a checks' process that wasn't asked."""
+    """End a checks' process that got no request."""
     process.kill()
     process.wait()
     for file in (process.stdin, process.stdout):
@@ -47,7 +47,7 @@ def end_checks(process: ChecksProcess) -> None:
 
 
 def findings_of(results: Iterable[CheckResult]) -> tuple[Finding, ...]:
-    """What did not pass, as the machine wants it."""
+    """The findings of the results that did not pass."""
     return tuple(
         Finding(result.check_type, result.finding or f"{result.check_type}.failed", result.scope)
         for result in results
@@ -56,16 +56,16 @@ def findings_of(results: Iterable[CheckResult]) -> tuple[Finding, ...]:
 
 
 class CheckRun:
-    """One run of checks. Register its descriptor; when it is readable call `read`; `done` at the end."""
+    """One run of checks. Wait on its descriptor; when it is readable call `read`, until `done`."""
 
     def __init__(self, request: CheckRequest, process: ChecksProcess) -> None:
-        """Ask a process of `start_checks` or `fork_checks`, which is ours from here on."""
+        """Send the request to a process of `start_checks` or `fork_checks`, and own it from here on."""
         self.started_s = time.monotonic()
         self.results: list[CheckResult] = []
         self.done = False
         self._wanted = request.checks
-        # collective checks have peers: these get the end of theirs
-        self._alone = not set(request.checks) & set(TORCH)
+        # a collective check must not be killed while its peers may still talk to it
+        self._end_early = not set(request.checks) & set(TORCH)
         self._buffer = b""
         self._process = process
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -77,12 +77,12 @@ class CheckRun:
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def fileno(self) -> int:
-        """Readable when there are results, or when all are done."""
+        """Readable when there are results, or at the end."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def read(self) -> None:
-        """Take what has come."""
+        """Read the results so far."""
         try:
             data = os.read(self.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -94,13 +94,15 @@ class CheckRun:
         for line in lines:
             try:
                 self.results.append(msgspec.json.decode(line, type=CheckResult))
-            except msgspec.MsgspecError:  # some library's words; a result that is missing is told at the end
-                logger.warning("ignored what the checks' process said: %.200r", line)
-        if self._alone and len(self.results) == len(self._wanted):
-            self.cancel()  # its own end takes longer than most checks
+            except (
+                msgspec.MsgspecError
+            ):  # a library's output; results that are missing are made up at the end
+                logger.warning("ignored output of the checks' process: %.200r", line)
+        if self._end_early and len(self.results) == len(self._wanted):
+            self.cancel()  # its regular end takes longer than most checks
 
     def cancel(self) -> None:
-        """End it; its own children end with it."""
+        """Kill it; its children end with it."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -110,13 +112,13 @@ class CheckRun:
 
     def _end(self) -> None:
         code = self._process.wait()
-        answered = {result.check_type for result in self.results}
+        finished = {result.check_type for result in self.results}
         for name in self._wanted:
-            if name not in answered:
-                # Our own failure, not the machine's: said, but nobody is to leave for it.
-                said = f"the checks ended with exit code {code} before this one"
+            if name not in finished:
+                # Our own failure, not the machine's: reported, but no reason for the node to leave.
+                text = f"the checks ended with exit code {code} before this one"
                 self.results.append(
-                    CheckResult(name, False, said, time.time(), 0.0, f"{name}.crashed", "software")
+                    CheckResult(name, False, text, time.time(), 0.0, f"{name}.crashed", "software")
                 )
         assert self._process.stdout is not None
         self._process.stdout.close()

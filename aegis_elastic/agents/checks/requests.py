@@ -1,4 +1,4 @@
-"""What this node's checks are asked: from an order and what the agent knows of its node."""
+"""Requests for this node's checks: made from an order and what the agent knows of its node."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from aegis_elastic.core.diagnosis.recovery import COLLECTIVE_CHECKS
 from aegis_elastic.core.protocol.orders import Order
 from aegis_elastic.core.rank_assignment import RankAssignment
 
-_MEETING_CHECKS = frozenset({"health", *COLLECTIVE_CHECKS})
+_GROUP_CHECKS = frozenset({"health", *COLLECTIVE_CHECKS})
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_DEVICE = re.compile(r"nvidia\d+")
-# Clues for which the ranks are looked at before they are stopped: who waits for whom is seen only then.
-_OF_A_HANG = frozenset({"hang", "collective_timeout"})
-# Everybody waits for this look, and stacks are read in a moment or not at all.
-LOOK_S_MAX = 10.0
+_GPU_DEVICE = re.compile(r"nvidia\d+")
+# Clues for which the ranks' stacks are read before they are stopped: only then they show who waits for whom.
+_HANG_CLUES = frozenset({"hang", "collective_timeout"})
+# All nodes wait for this check, and stacks are read in a moment or not at all.
+HANG_CHECK_S_MAX = 10.0
 
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """What the user may set of the checks: directories by kind, seconds by check, how many GPUs there
+    """The user's settings for checks: directories by kind, budgets in seconds by check, how many GPUs there
     should be (None: as many as there are)."""
 
     paths: Mapping[str, str] = field(default_factory=dict)
@@ -38,17 +38,15 @@ class CheckSettings:
 
 
 def count_gpus() -> int:
-    """How many GPUs this node shows as devices, without touching a driver: what later checks expect to
-    find.
-    """
-    return sum(1 for entry in Path("/dev").iterdir() if _DEVICE.fullmatch(entry.name))
+    """How many GPUs this node has as device files, without a call to a driver."""
+    return sum(1 for entry in Path("/dev").iterdir() if _GPU_DEVICE.fullmatch(entry.name))
 
 
 def expected_gpus(settings: CheckSettings, gpus: int, ranks: int) -> int | None:
-    """How many GPUs the checks are to find: what the user says, else what the node shows.
+    """How many GPUs the checks are to find: the user's setting, else those that the node has.
 
-    Somewhat fewer than ranks, and some are missing, for which the node leaves. But ranks may also share GPUs,
-    or need none: a job on processors must not cost a cluster its nodes.
+    If there are fewer than ranks, but more than half as many, some are taken to be missing, for which the
+    node leaves. With fewer still, ranks share GPUs or need none: a job on CPUs must not lose its nodes.
     """
     if settings.gpus is not None:
         return settings.gpus
@@ -57,7 +55,7 @@ def expected_gpus(settings: CheckSettings, gpus: int, ranks: int) -> int | None:
 
 
 def device_of(gpus: int, ranks: int) -> str:
-    """What a process group of a node's ranks computes on: GPUs, if there is one for each that it can see."""
+    """The device of a process group of a node's ranks: "cuda" if each can see a GPU of its own, else "cpu"."""
     seen = os.environ.get(_VISIBLE)
     if seen is not None:
         gpus = min(gpus, sum(1 for name in seen.split(",") if name.strip() not in ("", "-1")))
@@ -66,17 +64,17 @@ def device_of(gpus: int, ranks: int) -> str:
 
 def needs_store(order: Order) -> bool:
     """Whether the order's checks form a process group."""
-    return not _MEETING_CHECKS.isdisjoint(order.checks)
+    return not _GROUP_CHECKS.isdisjoint(order.checks)
 
 
 def suspects_hang(order: Order) -> bool:
-    """Whether the ranks are to be looked at before they stop."""
-    return "hang" in order.checks and not _OF_A_HANG.isdisjoint(order.clues)
+    """Whether the ranks' stacks are to be read before they are stopped."""
+    return "hang" in order.checks and not _HANG_CLUES.isdisjoint(order.clues)
 
 
-def look_request(me: Identity, settings: CheckSettings, pids: Mapping[int, int]) -> CheckRequest:
-    """The request for a look at ranks that still live (global rank -> pid)."""
-    seconds = min(settings.budgets_s.get("hang", DEFAULT_BUDGETS_S["hang"]), LOOK_S_MAX)
+def hang_check_request(me: Identity, settings: CheckSettings, pids: Mapping[int, int]) -> CheckRequest:
+    """The request for the hang check of ranks that still live (global rank -> pid)."""
+    seconds = min(settings.budgets_s.get("hang", DEFAULT_BUDGETS_S["hang"]), HANG_CHECK_S_MAX)
     return CheckRequest(
         checks=("hang",),
         worker=me.worker,
@@ -95,17 +93,17 @@ def check_request(
     baseline: Mapping[str, Scalar],
     exits: Mapping[int, RankExit],
 ) -> CheckRequest:
-    """The request for the checks of this order. Checks that need a store and have none are left out.
+    """The request for the checks of this order. Checks that need a store are left out if it names none.
 
-    `gpus`: how many this node shows. `baseline`: what the counters of its devices were when last nothing was
-    wrong with them. `exits`: its ranks that ended by themselves.
+    `gpus`: how many this node has. `baseline`: the counters of its devices at the last check that passed.
+    `exits`: its ranks that ended by themselves.
     """
     world = None
     checks = order.checks
     if needs_store(order) and order.store:
         world = world_of(order, assignment, order.store, gpus)
     elif needs_store(order):
-        checks = tuple(check for check in checks if check not in _MEETING_CHECKS)
+        checks = tuple(check for check in checks if check not in _GROUP_CHECKS)
     return CheckRequest(
         checks=checks,
         worker=me.worker,
@@ -121,7 +119,9 @@ def check_request(
 
 
 def world_of(order: Order, assignment: RankAssignment, store: str, gpus: int, tag: str = "") -> World:
-    """Where this seat's checks meet the others' in the store at `store`."""
+    """The process group of the order's collective checks, for this rank assignment, with its store at
+    `store`.
+    """
     host, port = split(store)
     return World(
         group_rank=assignment.group_rank,

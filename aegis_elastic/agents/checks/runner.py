@@ -1,4 +1,4 @@
-"""This node's checks: a process that stands ready for the next failure, and one run of checks at a time."""
+"""The checks that orders ask of this node: one run at a time, in a process that is prepared beforehand."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from aegis_elastic.core.protocol.orders import Order
 from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.worker.environment import without_secrets
 
-Found = tuple[tuple[Finding, ...], tuple[CheckResult, ...]]
+Outcome = tuple[tuple[Finding, ...], tuple[CheckResult, ...]]
 
 
 class CheckRunner:
-    """Belongs to the agent's loop: it waits on `selector` for its results, and has no thread."""
+    """Part of the agent's loop, which waits on `selector` for the results; it has no thread."""
 
     def __init__(
         self,
         me: Identity,
         settings: CheckSettings,
         selector: selectors.BaseSelector,
-        narrate: Callable[[str], None],
-        concluded: Callable[[], None],
-        ready: ChecksProcess | None = None,
+        log: Callable[[str], None],
+        on_complete: Callable[[], None],
+        prepared: ChecksProcess | None = None,
     ) -> None:
         """`concluded` is called when a run is complete. `ready`: a process for the first run, ours from here
         on.
@@ -42,101 +42,101 @@ class CheckRunner:
         self._me = me
         self._settings = settings
         self._selector = selector
-        self._narrate = narrate
-        self._concluded = concluded
-        self._checker: CheckRun | None = None
-        self._ready = ready
+        self._log = log
+        self._on_complete = on_complete
+        self._run: CheckRun | None = None
+        self._prepared = prepared
         self._gpus = requests.count_gpus()
         self._baseline: dict[str, Scalar] = {}
-        # How ranks of this node ended by themselves, for the checks that follow.
+        # The ranks of this node that ended by themselves, for the checks that follow.
         self.exits: Mapping[int, RankExit] = {}
-        # What is to be done when the ranks have been looked at, and what the look for which order gave.
-        self._then: Callable[[], None] | None = None
-        self._looked: tuple[int, list[CheckResult]] = (0, [])
-        # What the last complete run found, until somebody has taken it.
-        self.found: Found | None = None
-        self.took_s = 0.0
-        # When the process for the next failure is to be made; None: not now.
-        self.due_s: float | None = None
+        # What to call after the hang check, and its results with the order that it was for.
+        self._after_hang_check: Callable[[], None] | None = None
+        self._hang_results: tuple[int, list[CheckResult]] = (0, [])
+        # What the last complete run found, until the agent has taken it.
+        self.outcome: Outcome | None = None
+        self.duration_s = 0.0
+        # When (monotonic) to start the process for the next run; None: not now.
+        self.prepare_due_s: float | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits to be taken."""
-        return self._checker is None and self.found is None
+        """Whether nothing runs and no outcome waits to be taken."""
+        return self._run is None and self.outcome is None
 
     def prepare(self) -> None:
-        """Have a process ready, if that is due."""
-        if self.due_s is not None and time.monotonic() >= self.due_s:
-            self.due_s = None
-            if self._ready is None:
-                self._ready = start_checks(without_secrets(os.environ))
+        """Start the process for the next run, if that is due."""
+        if self.prepare_due_s is not None and time.monotonic() >= self.prepare_due_s:
+            self.prepare_due_s = None
+            if self._prepared is None:
+                self._prepared = start_checks(without_secrets(os.environ))
 
     @property
-    def looking(self) -> bool:
-        """Whether ranks are being looked at, which are to be stopped afterwards."""
-        return self._then is not None
+    def checking_hang(self) -> bool:
+        """Whether the hang check of live ranks runs, which are to be stopped afterwards."""
+        return self._after_hang_check is not None
 
-    def look(self, order: Order, pids: Mapping[int, int], then: Callable[[], None]) -> None:
-        """See where these live ranks (global rank -> pid) stand, and go on with `then`."""
-        self._looked, self._then, self.took_s = (order.seq_num, []), then, 0.0
-        self._ask(requests.look_request(self._me, self._settings, pids))
+    def check_hang(self, order: Order, pids: Mapping[int, int], on_done: Callable[[], None]) -> None:
+        """Read the stacks of these live ranks (global rank -> pid), then call `on_done`."""
+        self._hang_results, self._after_hang_check, self.duration_s = (order.seq_num, []), on_done, 0.0
+        self._start_run(requests.hang_check_request(self._me, self._settings, pids))
 
-    def begin(self, order: Order, assignment: RankAssignment) -> None:
-        """Run what the order asks of this seat, but for what has been seen already."""
-        if self._looked[0] != order.seq_num:
-            self._looked, self.took_s = (order.seq_num, []), 0.0
-        seen = {result.check_type for result in self._looked[1]}
-        left = msgspec.structs.replace(order, checks=tuple(c for c in order.checks if c not in seen))
-        self._ask(
+    def start(self, order: Order, assignment: RankAssignment) -> None:
+        """Run the checks of the order, but for the hang check if it has run for this order."""
+        if self._hang_results[0] != order.seq_num:
+            self._hang_results, self.duration_s = (order.seq_num, []), 0.0
+        done = {result.check_type for result in self._hang_results[1]}
+        remaining = msgspec.structs.replace(order, checks=tuple(c for c in order.checks if c not in done))
+        self._start_run(
             requests.check_request(
-                left, assignment, self._me, self._settings, self._gpus, self._baseline, self.exits
+                remaining, assignment, self._me, self._settings, self._gpus, self._baseline, self.exits
             )
         )
 
-    def _ask(self, request: CheckRequest) -> None:
-        self.due_s = None
-        process, self._ready = self._ready, None
+    def _start_run(self, request: CheckRequest) -> None:
+        self.prepare_due_s = None
+        process, self._prepared = self._prepared, None
         if process is None or process.poll() is not None:
             process = start_checks(without_secrets(os.environ))
-        self._checker = CheckRun(request, process)
-        self._selector.register(self._checker, selectors.EVENT_READ, self._on_result)
+        self._run = CheckRun(request, process)
+        self._selector.register(self._run, selectors.EVENT_READ, self._on_result)
 
     def _on_result(self) -> None:
-        checker = self._checker
-        if checker is None:
+        run = self._run
+        if run is None:
             return
-        checker_fd = checker.fileno()
-        checker.read()
-        if checker.done:
-            self._selector.unregister(checker_fd)
-            self._checker = None
-            self.took_s += time.monotonic() - checker.started_s
-            then, self._then = self._then, None
-            if then is not None:
-                self._looked[1].extend(checker.results)
-                then()
+        run_fd = run.fileno()
+        run.read()
+        if run.done:
+            self._selector.unregister(run_fd)
+            self._run = None
+            self.duration_s += time.monotonic() - run.started_s
+            on_done, self._after_hang_check = self._after_hang_check, None
+            if on_done is not None:
+                self._hang_results[1].extend(run.results)
+                on_done()
                 return
-            results = [*self._looked[1], *checker.results]
-            self._looked = (0, [])
+            results = [*self._hang_results[1], *run.results]
+            self._hang_results = (0, [])
             for result in results:
                 if not result.passed:
-                    self._narrate(f"check {result.check_type}: {result.result}")
+                    self._log(f"check {result.check_type}: {result.result}")
                 elif result.check_type in ("gpu", "rdma"):
                     self._baseline |= result.details
-            self.found = findings_of(results), tuple(results)
-            self._concluded()
+            self.outcome = findings_of(results), tuple(results)
+            self._on_complete()
 
-    def forget(self) -> None:
-        """End what runs; what was found counts no more."""
-        self.found, self._then = None, None
-        if self._checker is not None:
-            self._selector.unregister(self._checker)
-            self._checker.cancel()
-            self._checker = None
+    def cancel(self) -> None:
+        """End the run, and discard its outcome."""
+        self.outcome, self._after_hang_check = None, None
+        if self._run is not None:
+            self._selector.unregister(self._run)
+            self._run.cancel()
+            self._run = None
 
     def close(self) -> None:
-        """Leave no process behind."""
-        if self._checker is not None:
-            self._checker.cancel()
-        if self._ready is not None:
-            end_checks(self._ready)
+        """End all processes."""
+        if self._run is not None:
+            self._run.cancel()
+        if self._prepared is not None:
+            end_checks(self._prepared)

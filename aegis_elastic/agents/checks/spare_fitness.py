@@ -1,8 +1,8 @@
-"""Whether a waiting spare could take part: its node's own checks, run once while it waits.
+"""Whether a spare could take part: its node's own checks, run once while it waits.
 
-A node may be sent away only if somebody can take its place, so who waits has to be known as sound before. How
-fast it is beside the others is measured when it has a seat, by the collective checks of that recovery: alone
-it has nobody to be compared with.
+A node may be evicted only if another can take its place, so a spare has to be known as sound before. How fast
+it is beside the others is measured when it has ranks, by the collective checks of that recovery: a single
+node has no peers to be compared with.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from aegis_elastic.agents.plane.link import Identity
 from aegis_elastic.checks.contract.request import CheckRequest, World
 from aegis_elastic.worker.environment import without_secrets
 
-# By --aegis-bootcheck: what the nodes that train have passed. `health` forms a group of this node's ranks.
+# By --aegis-bootcheck: what the nodes that train have passed. `health` forms a group of this node's ranks
+# only.
 SPARE_CHECKS: dict[str, tuple[str, ...]] = {
     "off": (),
     "env": ("io", "gpu", "runtime", "rdma"),
@@ -33,7 +34,7 @@ NAME = "fitness"
 
 
 class SpareFitness:
-    """Belongs to the agent's loop, which waits on `selector`; it has no thread."""
+    """Part of the agent's loop, which waits on `selector`; it has no thread."""
 
     def __init__(
         self,
@@ -44,31 +45,31 @@ class SpareFitness:
         selector: selectors.BaseSelector,
         wake: Callable[[], None],
     ) -> None:
-        """`gpus`: how many this node shows. `wake` is called when there are news."""
+        """`gpus`: how many this node has. `wake` is called when the facts have changed."""
         self._me = me
         self._settings = settings
         self._checks = tuple(checks)
         self._gpus = gpus
         self._selector = selector
         self._wake = wake
-        self._checker: CheckRun | None = None
+        self._run: CheckRun | None = None
         self._store: TCPStore | None = None
-        self._news: dict[str, Any] | None = None
+        self._fitness: dict[str, Any] | None = None
 
-    def begin(self) -> None:
-        """This agent waits as a spare from now on. A spare that has been checked isn't checked again."""
-        if self._news is not None or self._checker is not None:
+    def start(self) -> None:
+        """Run the checks, unless they have run or are running."""
+        if self._fitness is not None or self._run is not None:
             return
         if not self._checks:
-            self._tell(True, "not checked, as the job asks for no checks")
+            self._report(True, "not checked, as the job asks for no checks")
             return
         try:
-            self._begin()
-        except (OSError, RuntimeError) as error:  # no process, no store: nothing that the agent should die of
-            self.forget()
-            self._tell(False, f"cannot run its checks: {error}")
+            self._start()
+        except (OSError, RuntimeError) as error:  # no process, no store: no reason for the agent to end
+            self.cancel()
+            self._report(False, f"cannot run its checks: {error}")
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         request = CheckRequest(
             checks=self._checks,
             worker=self._me.worker,
@@ -78,11 +79,11 @@ class SpareFitness:
             world=self._own_world() if "health" in self._checks else None,
             budgets_s=dict(self._settings.budgets_s),
         )
-        self._checker = CheckRun(request, start_checks(without_secrets(os.environ)))
-        self._selector.register(self._checker, selectors.EVENT_READ, self._on_result)
+        self._run = CheckRun(request, start_checks(without_secrets(os.environ)))
+        self._selector.register(self._run, selectors.EVENT_READ, self._on_result)
 
     def _own_world(self) -> World:
-        """A world of this node's ranks alone, at a store of its own."""
+        """A process group of this node's ranks only, with a store of its own."""
         self._store = serve(self._me.node_ip, 0)
         return World(
             group_rank=0,
@@ -97,32 +98,32 @@ class SpareFitness:
         )
 
     def _on_result(self) -> None:
-        checker = self._checker
-        if checker is None:
+        run = self._run
+        if run is None:
             return
-        descriptor = checker.fileno()
-        checker.read()
-        if not checker.done:
+        descriptor = run.fileno()
+        run.read()
+        if not run.done:
             return
         self._selector.unregister(descriptor)
-        self._checker = self._store = None
-        bad = [result for result in checker.results if not result.passed]
-        why = "; ".join(result.result for result in bad) or ", ".join(self._checks)
-        # That our own check broke says nothing against the node, and nothing for it.
-        self._tell(not bad, why)
+        self._run = self._store = None
+        failed = [result for result in run.results if not result.passed]
+        why = "; ".join(result.result for result in failed) or ", ".join(self._checks)
+        # A check of ours that crashed says nothing against the node, and nothing for it.
+        self._report(not failed, why)
 
-    def _tell(self, fit: bool, reason: str) -> None:
-        self._news = {"fit": fit, "reason": reason[:1000]}
+    def _report(self, fit: bool, reason: str) -> None:
+        self._fitness = {"fit": fit, "reason": reason[:1000]}
         self._wake()
 
-    def forget(self) -> None:
-        """It has a seat, or leaves: whatever runs here ends, and what was found counts no more."""
-        self._news = self._store = None
-        if self._checker is not None:
-            self._selector.unregister(self._checker)
-            self._checker.cancel()
-            self._checker = None
+    def cancel(self) -> None:
+        """The node got ranks, or leaves: end the run and discard the outcome."""
+        self._fitness = self._store = None
+        if self._run is not None:
+            self._selector.unregister(self._run)
+            self._run.cancel()
+            self._run = None
 
-    def news(self) -> dict[str, msgspec.Raw]:
-        """What goes with the reports, under the names of watchers; {} while nothing is known."""
-        return {NAME: msgspec.Raw(msgspec.json.encode(self._news))} if self._news is not None else {}
+    def facts(self) -> dict[str, msgspec.Raw]:
+        """What goes into `ReportData.watched`; {} while nothing is known."""
+        return {NAME: msgspec.Raw(msgspec.json.encode(self._fitness))} if self._fitness is not None else {}

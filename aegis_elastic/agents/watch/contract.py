@@ -1,8 +1,8 @@
-"""What looks at the ranks of one node while they train, beside the agent's loop.
+"""The contract of watchers: what observes the ranks of one node while they train, beside the agent's loop.
 
-A watcher owns its thread and touches nothing of the training: it reads /proc, log files, files that the ranks
-were told of by their environment. What it knows goes with the agent's reports, under its name. A watcher that
-fails is said in the log and looked after no more; training doesn't notice.
+A watcher owns its thread and changes nothing of the training: it reads /proc, log files, and files whose path
+the ranks got in their environment. Its facts are sent in the agent's reports, under its name. A watcher that
+raises is logged, closed and not called again; training goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRanks:
     """The ranks of this node in one incarnation, all by global rank.
 
     `pids` are the processes that the guard started; `logs` the files that a rank's stdout and stderr go to
@@ -39,29 +39,29 @@ class Watched:
 
 
 class Watcher(Protocol):
-    """One of them. All methods are called from the agent's loop and must not wait for anything."""
+    """One watcher. All methods are called from the agent's loop and must not block."""
 
     @property
     def name(self) -> str:
-        """What its facts are called in `ReportData.watched`."""
+        """The key of its facts in `ReportData.watched`."""
 
     def environment(self) -> Mapping[str, str]:
-        """What it adds to the environment of every rank of this node, asked before each start.
+        """Variables for the environment of every rank of this node; called before each start.
 
         No secrets, and the same at every start: a warm spare has been given its environment long before.
         """
 
-    def started(self, ranks: Watched) -> None:
-        """These ranks run now."""
+    def on_started(self, ranks: WatchedRanks) -> None:
+        """These ranks have been started."""
 
-    def ended(self) -> None:
-        """They have ended, one has failed, or they are being stopped: what they do now says nothing more."""
+    def on_ended(self) -> None:
+        """The ranks have ended, one has failed, or they are being stopped: what they do now means nothing."""
 
-    def news(self) -> Mapping[str, Any] | None:
-        """What is to be in the next report, small; None: nothing.
+    def facts(self) -> Mapping[str, Any] | None:
+        """What goes into the next report, at most WATCHED_BYTES_MAX when encoded; None: nothing.
 
-        Asked for each new report. The bus loses messages and repeats them, so this says what *is*: a fact
-        stays in it until it is superseded, and carries what tells it from the next (a number, a time).
+        Called for each new report. The bus loses messages and repeats them, so facts describe a state, not an
+        event: a fact is repeated until it is superseded, and carries a number or a time of its own.
         """
 
     def close(self) -> None:
@@ -70,107 +70,110 @@ class Watcher(Protocol):
 
 @runtime_checkable
 class LogListener(Protocol):
-    """A watcher that reads along what ranks write."""
+    """A watcher that reads the ranks' logs."""
 
-    def words(self, rank: int) -> Sequence[str]:
-        """Lines of a (global) rank that may tell why it has failed, and may not be its last ones."""
+    def log_lines(self, rank: int) -> Sequence[str]:
+        """Lines of a (global) rank that may say why it failed, and need not be its last ones."""
 
 
 @runtime_checkable
 class ClueSource(Protocol):
-    """A watcher that knows something of a failure which the failure itself doesn't say."""
+    """A watcher that can add to a failure what the failure itself doesn't say."""
 
     def clues(self) -> Sequence[str]:
-        """Clues for the Error that is about to be told, in the words of `core.diagnosis.recovery`. After
-        `ended`.
+        """Clues for the Error that is about to be sent, as `core.diagnosis.recovery` names them. Called after
+        `on_ended`.
         """
 
 
-# Gets `wake`, which may be called from any thread: its news have changed and are to be reported now. Between
+# Gets `wake`, which may be called from any thread: its facts have changed and are to be reported now. Between
 # two calls the last report is repeated as it is.
-MakeWatcher = Callable[[Callable[[], None]], Watcher]
+WatcherFactory = Callable[[Callable[[], None]], Watcher]
 
 
 class Watchers:
-    """All watchers of an agent, each behind a wall."""
+    """All watchers of an agent. One that raises is closed and dropped; the others go on."""
 
-    def __init__(self, makers: Iterable[MakeWatcher], wake: Callable[[], None]) -> None:
+    def __init__(self, factories: Iterable[WatcherFactory], wake: Callable[[], None]) -> None:
         self._all: list[Watcher] = []
         self._wake = wake
-        self._woken = False
-        for make in makers:
+        self._wake_pending = False
+        for make in factories:
             try:
                 self._all.append(make(self._wake_once))
             except Exception:  # a watcher's fault is never the training's
                 logger.exception("cannot start a watcher: training goes on without it")
 
     def environment(self) -> dict[str, str]:
-        """What the ranks are to have beside their own environment."""
+        """The variables of all watchers, for the ranks' environment."""
         merged: dict[str, str] = {}
         self._each(lambda watcher: merged.update(watcher.environment()))
         return merged
 
-    def started(self, ranks: Watched) -> None:
-        """Tell all of them."""
-        self._each(lambda watcher: watcher.started(ranks))
+    def on_started(self, ranks: WatchedRanks) -> None:
+        """Call `on_started` of each."""
+        self._each(lambda watcher: watcher.on_started(ranks))
 
-    def ended(self) -> None:
-        """Tell all of them."""
-        self._each(lambda watcher: watcher.ended())
+    def on_ended(self) -> None:
+        """Call `on_ended` of each."""
+        self._each(lambda watcher: watcher.on_ended())
 
-    def news(self) -> dict[str, msgspec.Raw]:
+    def facts(self) -> dict[str, msgspec.Raw]:
         """Every watcher's facts under its name, for a report."""
-        told: dict[str, msgspec.Raw] = {}
-        self._woken = False
+        collected: dict[str, msgspec.Raw] = {}
+        self._wake_pending = False
 
-        def ask(watcher: Watcher) -> None:
-            news = watcher.news()
-            if news is None:
+        def collect(watcher: Watcher) -> None:
+            facts = watcher.facts()
+            if facts is None:
                 return
-            encoded = msgspec.json.encode(news)
+            encoded = msgspec.json.encode(facts)
             if len(encoded) > WATCHED_BYTES_MAX:
-                raise ValueError(f"its news have {len(encoded)} bytes, at most {WATCHED_BYTES_MAX}")
-            told[watcher.name] = msgspec.Raw(encoded)
+                raise ValueError(f"its facts have {len(encoded)} bytes, at most {WATCHED_BYTES_MAX}")
+            collected[watcher.name] = msgspec.Raw(encoded)
 
-        self._each(ask)
-        return told
+        self._each(collect)
+        return collected
 
-    def words(self, rank: int) -> tuple[str, ...]:
-        """What this rank has said of importance, however long before its end."""
-        said: list[str] = []
-        self._each(
-            lambda watcher: said.extend(watcher.words(rank)) if isinstance(watcher, LogListener) else None
-        )
-        return tuple(said)
+    def log_lines(self, rank: int) -> tuple[str, ...]:
+        """Lines of this rank's log that may say why it failed, however long before its end."""
+        lines: list[str] = []
+
+        def collect(watcher: Watcher) -> None:
+            if isinstance(watcher, LogListener):
+                lines.extend(watcher.log_lines(rank))
+
+        self._each(collect)
+        return tuple(lines)
 
     def close(self) -> None:
-        """End all of them."""
+        """Close each."""
         self._each(lambda watcher: watcher.close())
         self._all.clear()
 
     def clues(self) -> tuple[str, ...]:
-        """What they know of a failure that is being told, in the words of `core.diagnosis.recovery`."""
-        known: list[str] = []
-        self._each(lambda watcher: known.extend(watcher.clues()) if isinstance(watcher, ClueSource) else None)
-        return tuple(known)
+        """The clues of all watchers for a failure, as `core.diagnosis.recovery` names them."""
+        clues: list[str] = []
+        self._each(lambda watcher: clues.extend(watcher.clues()) if isinstance(watcher, ClueSource) else None)
+        return tuple(clues)
 
     def _wake_once(self) -> None:
-        if not self._woken:  # one report tells the news of all
-            self._woken = True
+        if not self._wake_pending:  # one report carries the facts of all
+            self._wake_pending = True
             self._wake()
 
-    def _each(self, act: Callable[[Watcher], None]) -> None:
+    def _each(self, call: Callable[[Watcher], None]) -> None:
         for watcher in list(self._all):
             try:
-                act(watcher)
+                call(watcher)
             except Exception:  # as above
                 logger.exception("the watcher %s failed: training goes on without it", watcher.name)
                 self._all.remove(watcher)
-                _end(watcher)
+                _close(watcher)
 
 
-def _end(watcher: Watcher) -> None:
+def _close(watcher: Watcher) -> None:
     try:
         watcher.close()
-    except Exception:  # it has failed before, and that was said
+    except Exception:  # its first failure has been logged
         logger.exception("the watcher %s can't be closed", watcher.name)

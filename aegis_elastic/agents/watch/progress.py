@@ -1,10 +1,10 @@
-"""The watcher "progress": how far the ranks of this node are, and where they stand when nothing moves.
+"""The watcher "progress": the steps of this node's ranks, and their stacks when there are no steps.
 
-Memory cannot be waited for, so once a second each slot is read, and the state of each process: microseconds
-for a rank. Only when there is no step for longer than this job's pauses are known to be
+Shared memory can't be polled by the kernel, so each slot and the state of each process are read once a
+second: microseconds per rank. Only when there is no step for longer than this job's known pauses
 (`core.detection.progress`) are stacks read, by the hang check in a process of its own, with a time budget:
-py-spy never pauses a rank, but it may itself be held by one that hangs in the kernel. What it all means is
-for the master (`control.controllers.progress`), which knows the ranks of all nodes.
+py-spy never pauses a rank, but may itself block on one that hangs in the kernel. The conclusions are drawn by
+the master (`control.controllers.progress`), which knows the ranks of all nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from aegis_elastic.agents.checks.process import end_checks, start_checks
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.agents.watch.rank_view import RankView
 from aegis_elastic.agents.watch.shared_folder import SharedFolder
 from aegis_elastic.agents.watch.slots import SlotReader
@@ -34,29 +34,29 @@ from aegis_elastic.worker.slot import VARIABLE
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-# How often the master hears of it while all is well.
-TELL_S = 2.0
-# Looks at stacks: close together until it is clear who stands still, then rarely.
-STACKS_S, STACKS_LATER_S, STACKS_CLOSE = 0.5, 15.0, 8
+UPDATE_S = 1.0
+# Between reports while all is well.
+REPORT_S = 2.0
+# Between readings of stacks: the first STACKS_OFTEN at STACKS_S, until it is clear which ranks don't move;
+# later ones at STACKS_LATER_S.
+STACKS_S, STACKS_LATER_S, STACKS_OFTEN = 0.5, 15.0, 8
 STACKS_TIMEOUT_S = 15.0
-# Snapshots a look of those who don't wait in a collective: a loop of a few calls is seen in one of them
-# mostly.
+# Snapshots per reading of ranks that don't wait in a collective: a loop of a few calls mostly shows in one.
 SAMPLES = 7
-# The process that reads them takes a second to start: it stands ready when the first look is near.
-AHEAD_S = 2.0
+# The process that reads them takes a second to start: it is started so long before the first reading.
+PREPARE_AHEAD_S = 2.0
 CLOSE_S = 2.0
-# In a report: enough for any file system, and bounded.
+# In a report: enough for any file system.
 PATH_CHARS = 2048
 
 
 class ProgressWatcher:
-    """One thread, one folder with the ranks' slots. `floor_s`: shorter pauses than this mean nothing."""
+    """One thread, one folder with the ranks' slots. `floor_s`: shorter pauses than this are ignored."""
 
     name = "progress"
 
     def __init__(self, wake: Callable[[], None], floor_s: float = FLOOR_S, node: str = "") -> None:
-        """OSError if there is no place for slots."""
+        """OSError if no folder for slots can be made."""
         self._wake = wake
         self._floor_s = floor_s
         self._node = node
@@ -64,102 +64,107 @@ class ProgressWatcher:
         self._lock = threading.Lock()
         self._signal = threading.Event()
         self._closing = False
-        self._ranks: Watched | None = None
-        self._new = False
+        self._ranks: WatchedRanks | None = None
+        self._ranks_changed = False
         self._facts: Facts | None = None
-        self._over: Watched | None = None
-        self._reading: subprocess.Popen[bytes] | None = None
-        self._ready: subprocess.Popen[bytes] | None = None  # the thread's own
+        self._ended_ranks: WatchedRanks | None = None
+        self._running_check: subprocess.Popen[bytes] | None = None
+        self._prepared_check: subprocess.Popen[bytes] | None = None  # the thread's own
         self._longest_s: dict[int, float] = {}
-        # Steps said and steps counted when the ranks of the last two incarnations ended.
+        # Step reported and steps counted when the ranks of the last two incarnations ended.
         self._reached_last: tuple[int, int] = (-1, -1)
         self._reached_before: tuple[int, int] = (-1, -1)
-        self._thread = threading.Thread(target=self._live, name="aegis-pace", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="aegis-pace", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------ called from the agent's loop
 
     def environment(self) -> Mapping[str, str]:
-        """Where the ranks find their slots."""
+        """The folder of the ranks' slots."""
         with self._lock:
             if self._ranks is None:
                 self._folder.empty()
         return {VARIABLE: str(self._folder.path)}
 
-    def started(self, ranks: Watched) -> None:
-        """Look at these from now on."""
+    def on_started(self, ranks: WatchedRanks) -> None:
+        """Watch these from now on."""
         with self._lock:
-            self._ranks, self._new, self._facts, self._over = ranks, True, None, None
+            self._ranks, self._ranks_changed, self._facts, self._ended_ranks = ranks, True, None, None
         self._signal.set()
 
-    def ended(self) -> None:
-        """Look at nobody. What they left in their slots stays there until the next start."""
+    def on_ended(self) -> None:
+        """Watch none. Their slots stay as they are until the next start."""
         with self._lock:
             if self._ranks is not None:
                 self._reached_before, self._reached_last = self._reached_last, self._reached(self._ranks)
-            self._over = self._ranks or self._over
+            self._ended_ranks = self._ranks or self._ended_ranks
             self._ranks, self._facts = None, None
         self._signal.set()
 
-    def news(self) -> Mapping[str, Any] | None:
-        """The facts of the last look; of ranks that have ended, how far they came."""
+    def facts(self) -> Mapping[str, Any] | None:
+        """The facts of the last update; of ranks that have ended, the steps that they reached."""
         with self._lock:
-            facts, over = self._facts, self._over
-        if facts is None and over is not None:
-            reached, counted = self._reached(over)
-            facts = Facts(0, over.incarnation, reached=reached, counted=counted)
+            facts, ended_ranks = self._facts, self._ended_ranks
+        if facts is None and ended_ranks is not None:
+            reached, counted = self._reached(ended_ranks)
+            facts = Facts(0, ended_ranks.incarnation, reached=reached, counted=counted)
         return msgspec.to_builtins(packed(facts)) if facts is not None else None
 
     def clues(self) -> tuple[str, ...]:
-        """Steps that are merely counted begin anew with each start, wherever training resumes: then only a
-        failure at the very same count is known to be at the same place.
+        """POSITION_CLUE if the place of the failure is unknown: steps that are only counted begin at 0 with
+        each start, wherever training resumes, so only a failure at the very same count is at the same place.
         """
-        said, counted = self._reached_last
+        reported, counted = self._reached_last
         _, before = self._reached_before
         with self._lock:
-            first = self._over is None or self._over.incarnation <= 1
-        known = said >= 0 or counted <= 0 or first or counted == before
+            first = self._ended_ranks is None or self._ended_ranks.incarnation <= 1
+        known = reported >= 0 or counted <= 0 or first or counted == before
         return () if known else (POSITION_CLUE,)
 
-    def _reached(self, over: Watched) -> tuple[int, int]:
+    def _reached(self, ended_ranks: WatchedRanks) -> tuple[int, int]:
         reached, counted = -1, -1
-        for rank in over.pids:
+        for rank in ended_ranks.pids:
             try:
                 reader = SlotReader(self._folder.path / str(rank))
             except (OSError, ValueError):
-                continue  # a rank without our hooks, or one that didn't come so far
-            beat, call = reader.beat(), reader.call()
-            counted = max(counted, beat.step if beat is not None else -1)
-            reached = max(reached, call.step if call is not None else -1)
+                continue  # a rank without our hooks, or one that ended before it had a slot
+            hooked, reported = reader.step(), reader.progress()
+            counted = max(counted, hooked.step if hooked is not None else -1)
+            reached = max(reached, reported.step if reported is not None else -1)
             reader.close()
         return reached, counted
 
     def close(self) -> None:
-        """End the thread, and what it reads with; remove the slots."""
+        """End the thread and its check process; remove the slots."""
         with self._lock:
             self._closing, self._ranks = True, None
-            if self._reading is not None:
-                self._reading.kill()
+            if self._running_check is not None:
+                self._running_check.kill()
         self._signal.set()
         self._thread.join(CLOSE_S)
         self._folder.close()
 
     # ------------------------------------------------------------ the thread
 
-    def _live(self) -> None:
-        look = 0
+    def _run(self) -> None:
+        number = 0
         views: dict[int, RankView] = {}
-        node = _Node()
+        state = _IncarnationState()
         while True:
             with self._lock:
-                closing, ranks, new, self._new = self._closing, self._ranks, self._new, False
+                closing, ranks, new, self._ranks_changed = (
+                    self._closing,
+                    self._ranks,
+                    self._ranks_changed,
+                    False,
+                )
             if (new or ranks is None) and views:
                 for view in views.values():
                     view.close()
                 views = {}
-                self._send_away()
+                self._discard_check()
             if closing:
-                self._send_away()
+                self._discard_check()
                 return
             if ranks is None:
                 self._signal.wait()
@@ -169,89 +174,93 @@ class ProgressWatcher:
                     views = {
                         rank: RankView(rank, pid, folder / str(rank)) for rank, pid in ranks.pids.items()
                     }
-                    node = _Node()
-                look += 1
+                    state = _IncarnationState()
+                number += 1
                 try:
-                    self._look(look, ranks, views, node)
-                except Exception:  # the thread's last resort; the ranks are looked at again
-                    if not node.broke:
-                        logger.exception("cannot look at the ranks' progress")
-                    node.broke = True
-                self._signal.wait(min(LOOK_S, STACKS_S) if 0 < node.looks < STACKS_CLOSE else LOOK_S)
+                    self._update(number, ranks, views, state)
+                except Exception:  # the thread's last resort; the next update is tried
+                    if not state.failed:
+                        logger.exception("cannot watch the ranks' progress")
+                    state.failed = True
+                self._signal.wait(
+                    min(UPDATE_S, STACKS_S) if 0 < state.stack_readings < STACKS_OFTEN else UPDATE_S
+                )
             self._signal.clear()
 
-    def _look(self, look: int, ranks: Watched, views: dict[int, RankView], node: _Node) -> None:
+    def _update(
+        self, number: int, ranks: WatchedRanks, views: dict[int, RankView], state: _IncarnationState
+    ) -> None:
         now_s = time.monotonic()
         for view in views.values():
-            view.look(now_s)
-        known = [self._remembered(view.facts(now_s)) for view in views.values()]
+            view.update(now_s)
+        known = [self._with_longest_pause(view.facts(now_s)) for view in views.values()]
         patience = patience_s([facts for facts in known if facts.beats], self._floor_s)
         idle_s = min((view.idle_s(now_s) for view in views.values() if not view.ended), default=0.0)
-        suspected = idle_s >= patience and any(view.beats for view in views.values())
-        if suspected and now_s >= node.stacks_s:
-            node.looks += 1
-            later = node.looks >= STACKS_CLOSE
+        suspected = idle_s >= patience and any(view.step_count for view in views.values())
+        if suspected and now_s >= state.stacks_due_s:
+            state.stack_readings += 1
+            later = state.stack_readings >= STACKS_OFTEN
             self._read_stacks(ranks, views)
             if not later:
-                self._make_ready()
+                self._prepare_check()
             now_s = time.monotonic()
-            node.stacks_s = now_s + (STACKS_LATER_S if later else STACKS_S)
-            known = [self._remembered(view.facts(now_s)) for view in views.values()]
-            if node.looks == 1:
-                _say(idle_s, patience, views)
+            state.stacks_due_s = now_s + (STACKS_LATER_S if later else STACKS_S)
+            known = [self._with_longest_pause(view.facts(now_s)) for view in views.values()]
+            if state.stack_readings == 1:
+                _log_no_progress(idle_s, patience, views)
         elif not suspected:
-            if node.looks:
+            if state.stack_readings:
                 logger.warning("training moves again")
-            node.looks, node.stacks_s = 0, 0.0
-            if idle_s >= patience - AHEAD_S and any(view.beats for view in views.values()):
-                self._make_ready()
+            state.stack_readings, state.stacks_due_s = 0, 0.0
+            if idle_s >= patience - PREPARE_AHEAD_S and any(view.step_count for view in views.values()):
+                self._prepare_check()
             else:
-                self._send_away()
-        held = frozenset(view.rank for view in views.values() if view.stopped(now_s))
-        urgent = suspected or held != node.held
-        node.held = held
-        facts = Facts(look, ranks.incarnation, tuple(known), _saving(views))
-        windows = tuple(rank.own.serial for rank in known if rank.own is not None)
-        urgent = urgent or facts.saved != node.saved or windows != node.windows
-        node.saved, node.windows = facts.saved, windows
+                self._discard_check()
+        stopped = frozenset(view.rank for view in views.values() if view.stopped(now_s))
+        urgent = suspected or stopped != state.stopped
+        state.stopped = stopped
+        facts = Facts(number, ranks.incarnation, tuple(known), _saving(views))
+        work_windows = tuple(rank.own.serial for rank in known if rank.own is not None)
+        urgent = urgent or facts.saved != state.saved or work_windows != state.work_windows
+        state.saved, state.work_windows = facts.saved, work_windows
         with self._lock:
             if self._ranks is not ranks:
                 return
             self._facts = facts
-        if urgent or now_s >= node.tell_s:
-            node.tell_s = now_s + TELL_S
+        if urgent or now_s >= state.report_due_s:
+            state.report_due_s = now_s + REPORT_S
             self._wake()
 
-    def _remembered(self, facts: Any) -> Any:
-        """With the pauses of earlier incarnations: a restart forgets nothing of how this job goes."""
+    def _with_longest_pause(self, facts: Any) -> Any:
+        """With the longest pause of earlier incarnations, too."""
         longest_s = max(facts.longest_s, self._longest_s.get(facts.rank, 0.0))
         self._longest_s[facts.rank] = longest_s
         return msgspec.structs.replace(facts, longest_s=longest_s)
 
-    def _make_ready(self) -> None:
-        if self._ready is None:
+    def _prepare_check(self) -> None:
+        if self._prepared_check is None:
             try:
-                self._ready = start_checks(without_secrets(os.environ))
-            except OSError as error:  # no room for one more process: then stacks stay unknown
+                self._prepared_check = start_checks(without_secrets(os.environ))
+            except OSError as error:  # no more processes to be had: stacks stay unknown
                 logger.warning("cannot start what reads the ranks' stacks: %s", error)
 
-    def _send_away(self) -> None:
-        if self._ready is not None:
-            end_checks(self._ready)
-            self._ready = None
+    def _discard_check(self) -> None:
+        if self._prepared_check is not None:
+            end_checks(self._prepared_check)
+            self._prepared_check = None
 
-    def _read_stacks(self, ranks: Watched, views: dict[int, RankView]) -> None:
-        """Ask the hang check, which ends with this thread at the latest."""
+    def _read_stacks(self, ranks: WatchedRanks, views: dict[int, RankView]) -> None:
+        """Run the hang check, whose process ends with this thread at the latest."""
         pids = {rank: view.pid for rank, view in views.items() if not view.ended}
         request = CheckRequest(checks=("hang",), node=self._node, rank_pids=pids, samples=SAMPLES)
-        self._make_ready()
-        process, self._ready = self._ready, None
+        self._prepare_check()
+        process, self._prepared_check = self._prepared_check, None
         if process is None:
             return
         with self._lock:
             if self._ranks is not ranks:
-                process.kill()  # before it was asked anything: there will be no results
-            self._reading = process
+                process.kill()  # before its request: there will be no results
+            self._running_check = process
         try:
             output, _ = process.communicate(msgspec.json.encode(request), STACKS_TIMEOUT_S)
             results = [msgspec.json.decode(line, type=CheckResult) for line in output.splitlines()]
@@ -260,49 +269,47 @@ class ProgressWatcher:
             results = []
         finally:
             with self._lock:
-                self._reading = None
+                self._running_check = None
             process.kill()
             process.communicate()
         details = results[0].details if results else {}
         for rank, view in views.items():
-            told = details.get(f"rank{rank}_stack", "")
-            stack = stacks.unpack(told) if isinstance(told, str) else ()
-            view.stands(stack, moves=details.get(f"rank{rank}_moves") is True)
+            packed_stack = details.get(f"rank{rank}_stack", "")
+            stack = stacks.unpack(packed_stack) if isinstance(packed_stack, str) else ()
+            view.on_stack(stack, moves=details.get(f"rank{rank}_moves") is True)
 
 
-class _Node:
-    """What the thread remembers of an incarnation beside its ranks: when it looked at stacks, what it
-    told.
-    """
+class _IncarnationState:
+    """What the thread keeps of an incarnation beside its ranks: readings of stacks, what was reported."""
 
     def __init__(self) -> None:
-        self.broke = False
-        self.looks = 0
-        self.stacks_s = 0.0
-        self.tell_s = 0.0
-        self.held: frozenset[int] = frozenset()
+        self.failed = False
+        self.stack_readings = 0
+        self.stacks_due_s = 0.0
+        self.report_due_s = 0.0
+        self.stopped: frozenset[int] = frozenset()
         self.saved: Saving | None = None
-        self.windows: tuple[int, ...] = ()
+        self.work_windows: tuple[int, ...] = ()
 
 
 def _saving(views: Mapping[int, RankView]) -> Saving | None:
-    """The newest checkpoint that a rank's own code told of."""
-    said = [(save.wall_ns, view.rank, save) for view in views.values() if (save := view.save) is not None]
-    if not said:
+    """The newest checkpoint that a rank's own code reported."""
+    saved = [
+        (last.wall_ns, view.rank, last) for view in views.values() if (last := view.checkpoint) is not None
+    ]
+    if not saved:
         return None
-    _, rank, save = max(said)
-    return Saving(rank, save.calls, max(save.step, 0), save.path[:PATH_CHARS], save.wall_ns / 1e9)
+    _, rank, last = max(saved)
+    return Saving(rank, last.count, max(last.step, 0), last.path[:PATH_CHARS], last.wall_ns / 1e9)
 
 
-def _say(idle_s: float, patience: float, views: Mapping[int, RankView]) -> None:
-    where = {view.rank: view.stack for view in views.values() if view.stack}
-    if where:
-        clusters = stacks.compare(where).clusters
-        standing = ", ".join(
+def _log_no_progress(idle_s: float, patience: float, views: Mapping[int, RankView]) -> None:
+    known = {view.rank: view.stack for view in views.values() if view.stack}
+    if known:
+        clusters = stacks.compare(known).clusters
+        places = ", ".join(
             f"{len(each.ranks)} at {stacks.own_frame(each.stack).describe()}" for each in clusters[:4]
         )
     else:
-        standing = "at unknown lines"
-    logger.warning(
-        "no step for %.0f s (more than %.0f s): ranks of this node: %s", idle_s, patience, standing
-    )
+        places = "at unknown lines"
+    logger.warning("no step for %.0f s (more than %.0f s): ranks of this node: %s", idle_s, patience, places)

@@ -1,4 +1,4 @@
-"""A private folder in shared memory, and no more of it when its owner is gone, however it went."""
+"""A private folder in shared memory, which the next launcher removes if its owner was killed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ _LOCK = ".lock"
 
 
 class SharedFolder:
-    """A folder (mode 0700) that this process holds by a lock. Those of ours that nobody holds are swept."""
+    """A folder (mode 0700) that this process keeps locked. Unlocked folders of ours are removed."""
 
     def __init__(self) -> None:
-        """OSError if neither shared memory nor the temporary directory will have it."""
+        """OSError if it can be made neither in shared memory nor in the temporary directory."""
         usable = _SHM.is_dir() and os.access(_SHM, os.W_OK | os.X_OK)
         parent = _SHM if usable else Path(tempfile.gettempdir())
-        _sweep(parent)
+        _remove_abandoned(parent)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            self._handle = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            # held as long as the process lives: process ids mean nothing between containers that share memory
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-            if os.fstat(self._handle).st_nlink:
+            self._lock_fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # locked as long as the process lives; a pid means nothing in another container that shares this
+            # memory
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            if os.fstat(self._lock_fd).st_nlink:
                 return
-            # A launcher that began together with us was quicker to lock it, and took it for a dead one's.
-            os.close(self._handle)
+            # Another launcher locked it before us, took it for an abandoned one and removed it.
+            os.close(self._lock_fd)
 
     def empty(self) -> None:
         """Remove everything in it but the lock."""
@@ -40,10 +41,10 @@ class SharedFolder:
     def close(self) -> None:
         """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._handle)
+        os.close(self._lock_fd)
 
 
-def _sweep(parent: Path) -> None:
+def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
         try:
             if folder.stat().st_uid != os.getuid():
@@ -55,6 +56,6 @@ def _sweep(parent: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
         except BlockingIOError:
-            continue  # somebody lives there
+            continue  # in use
         finally:
             os.close(handle)

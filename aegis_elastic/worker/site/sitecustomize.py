@@ -81,8 +81,8 @@ def _load(path: str) -> object:
 def _watch_progress() -> None:
     worker = os.path.dirname(_SITE_DIR)
     try:
-        beat, slot = (_load(os.path.join(worker, name)) for name in ("step_hooks.py", "slot.py"))
-        beat.install(slot)  # type: ignore[attr-defined]
+        hooks, slot = (_load(os.path.join(worker, name)) for name in ("step_hooks.py", "slot.py"))
+        hooks.install(slot)  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - a Python that lacks something: training goes on unwatched
         return
 

@@ -1,4 +1,4 @@
-"""What a node's checks are asked: no node is to leave for GPUs that its ranks don't need."""
+"""Requests for a node's checks: no node is to leave for GPUs that its ranks don't need."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from aegis_elastic.core.protocol.orders import Action, Order
 from aegis_elastic.core.rank_assignment import RankAssignment
 
 ME = Identity("ns", "job", "w", "uid", "node", "127.0.0.1", 4)
-SEAT = RankAssignment("w", "uid", 0, 0, 4)
-ORDER = Order(1, 0, Action.BOOTCHECK, (SEAT,), "127.0.0.1:1", ("gpu", "health"), 0, 0, 3)
+ASSIGNMENT = RankAssignment("w", "uid", 0, 0, 4)
+ORDER = Order(1, 0, Action.BOOTCHECK, (ASSIGNMENT,), "127.0.0.1:1", ("gpu", "health"), 0, 0, 3)
 
 
 @pytest.mark.parametrize(
     ("shown", "wanted", "expected"),
     [(0, None, None), (1, None, 1), (2, None, 2), (3, None, 4), (8, None, 8), (1, 8, 8), (8, 0, 0)],
 )
-def test_as_many_gpus_are_expected_as_there_are_or_as_the_user_says(
+def test_the_expected_gpus_are_those_of_the_node_or_the_users_setting(
     shown: int, wanted: int | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    request = check_request(ORDER, SEAT, ME, CheckSettings(gpus=wanted), shown, {}, {})
+    request = check_request(ORDER, ASSIGNMENT, ME, CheckSettings(gpus=wanted), shown, {}, {})
     assert request.expected_gpus == expected
 
 
@@ -39,7 +39,7 @@ def test_as_many_gpus_are_expected_as_there_are_or_as_the_user_says(
         (8, 4, "6,7", "cpu"),
     ],
 )
-def test_a_group_meets_on_gpus_only_where_each_rank_sees_one(
+def test_a_group_uses_gpus_only_where_each_rank_sees_one(
     gpus: int, ranks: int, visible: str | None, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
@@ -49,6 +49,6 @@ def test_a_group_meets_on_gpus_only_where_each_rank_sees_one(
     assert device_of(gpus, ranks) == device
 
 
-def test_a_torch_without_cuda_meets_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_a_torch_without_cuda_uses_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     assert device_of(8, 8) == "cpu"

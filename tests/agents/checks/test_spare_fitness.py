@@ -1,4 +1,4 @@
-"""A waiting spare is checked while it waits, by real checks; and the desk that hears of it."""
+"""A waiting spare is checked while it waits, by real checks; and the controller that gets its report."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Spare:
 
     def wait(self) -> dict[str, Any]:
         until_s = time.monotonic() + PATIENCE_S
-        while not self.fitness.news():
+        while not self.fitness.facts():
             assert time.monotonic() < until_s
             for key, _ in self.selector.select(1.0):
                 key.data()
-        told: dict[str, Any] = msgspec.json.decode(self.fitness.news()["fitness"])
-        return told
+        facts: dict[str, Any] = msgspec.json.decode(self.fitness.facts()["fitness"])
+        return facts
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def spare_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield make
     for spare in made:
-        spare.fitness.forget()
+        spare.fitness.cancel()
         assert not spare.selector.get_map()
         spare.selector.close()
 
@@ -65,21 +65,21 @@ def spare_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.full
 def test_a_sound_node_is_fit_and_its_ranks_form_a_group_of_their_own(tmp_path: Path, spare_of: Any) -> None:
     spare = spare_of(SPARE_CHECKS["full"], checkpoint=str(tmp_path))
-    spare.fitness.begin()
-    spare.fitness.begin()  # the next order finds it waiting still
+    spare.fitness.start()
+    spare.fitness.start()  # the next order finds it waiting still
     assert spare.wait()["fit"] is True
     assert spare.wakes == 1
-    spare.fitness.begin()
+    spare.fitness.start()
     assert spare.wakes == 1, "once is enough"
 
 
-def test_a_node_without_its_storage_is_not_fit_and_says_why(tmp_path: Path, spare_of: Any) -> None:
+def test_a_node_without_its_storage_is_not_fit_and_gives_the_reason(tmp_path: Path, spare_of: Any) -> None:
     (tmp_path / "mount").write_text("where a folder should be")
     spare = spare_of(("io", "runtime"), checkpoint=str(tmp_path / "mount" / "checkpoints"))
-    spare.fitness.begin()
-    told = spare.wait()
-    assert told["fit"] is False
-    assert "mount/checkpoints" in told["reason"]
+    spare.fitness.start()
+    facts = spare.wait()
+    assert facts["fit"] is False
+    assert "mount/checkpoints" in facts["reason"]
 
 
 def test_a_node_whose_address_is_not_its_own_is_not_fit(
@@ -87,31 +87,31 @@ def test_a_node_whose_address_is_not_its_own_is_not_fit(
 ) -> None:
     spare = spare_of(("health",))
     monkeypatch.setattr(spare.fitness, "_me", dataclasses.replace(ME, node_ip="192.0.2.1"))
-    spare.fitness.begin()
-    told = spare.wait()
-    assert told["fit"] is False
-    assert "cannot run its checks" in told["reason"]
+    spare.fitness.start()
+    facts = spare.wait()
+    assert facts["fit"] is False
+    assert "cannot run its checks" in facts["reason"]
 
 
-def test_one_that_gets_a_seat_meanwhile_ends_its_checks(spare_of: Any) -> None:
+def test_a_spare_that_gets_ranks_meanwhile_ends_its_checks(spare_of: Any) -> None:
     spare = spare_of(SPARE_CHECKS["full"])
-    spare.fitness.begin()
-    spare.fitness.forget()
-    assert spare.fitness.news() == {}
+    spare.fitness.start()
+    spare.fitness.cancel()
+    assert spare.fitness.facts() == {}
     assert not spare.selector.get_map()
 
 
 def test_a_job_that_asks_for_no_checks_has_fit_spares(spare_of: Any) -> None:
     spare = spare_of(SPARE_CHECKS["off"])
-    spare.fitness.begin()
+    spare.fitness.start()
     assert spare.wait()["fit"] is True
 
 
-def test_the_desk_tells_of_waiting_spares_only_and_once() -> None:
+def test_the_controller_makes_one_event_for_each_waiting_spare() -> None:
     fed: list[Event] = []
     controller = SpareController(fed.append)
     status = create(JobSpec("job", "default", 1, 1, 3), time.time())
-    controller.followed(status, ())
+    controller.on_transitions(status, ())
 
     def report(worker: str, facts: object, uid: str = "") -> None:
         watched = {"fitness": msgspec.Raw(msgspec.json.encode(facts))}
@@ -120,12 +120,12 @@ def test_the_desk_tells_of_waiting_spares_only_and_once() -> None:
             phase=WirePhase.BOOTCHECK, time_stamp=1.0, seq_num=1, uid=uid or f"uid-{worker}", incarnation=0,
             data=ReportData(state="spare", watched=watched),
         )  # fmt: skip
-        controller.heard(message, 0.0)
+        controller.on_report(message, 0.0)
 
     report("c", {"fit": True})
     assert fed == [], "nobody knows it yet"
     status = step(status, Join("c", "uid-c", "node-c", "127.0.0.1", 1), time.time()).status
-    controller.followed(status, ())
+    controller.on_transitions(status, ())
     for _ in range(3):
         report("c", {"fit": True})
     report("c", {"fit": "certainly"})

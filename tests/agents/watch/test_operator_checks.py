@@ -1,4 +1,4 @@
-"""An operator's look at one node: whatever is asked is answered, and the newest look is the only one."""
+"""Operator checks of one node: every request is answered, and only the newest runs."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ ME = Identity("default", "job", "w", "uid", "node", "127.0.0.1", 1)
 WAIT_S = 60.0
 
 
-class Looked:
-    """A node, and what it says when it is woken."""
+class Node:
+    """A node, and its answer when it wakes the agent."""
 
     def __init__(self, settings: CheckSettings) -> None:
         self._woken = threading.Event()
-        self.looking = OperatorCheckWatcher(ME, settings, self._woken.set)
+        self.watcher = OperatorCheckWatcher(ME, settings, self._woken.set)
 
-    def ask(self, look: str, *checks: str, **more: Any) -> Mapping[str, Any]:
-        """The whole answer to this look."""
-        self.looking.begin(OperatorCheck(ME.uid, look, checks, **more))
+    def run(self, look: str, *checks: str, **more: Any) -> Mapping[str, Any]:
+        """The complete answer to this check."""
+        self.watcher.start(OperatorCheck(ME.uid, look, checks, **more))
         while True:
-            said = self.looking.news()
-            if said is not None and said.get("done"):
-                assert said["look"] == look
-                return said
-            assert self._woken.wait(WAIT_S), said
+            answer = self.watcher.facts()
+            if answer is not None and answer.get("done"):
+                assert answer["look"] == look
+                return answer
+            assert self._woken.wait(WAIT_S), answer
             self._woken.clear()
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Looked]:
-    made = Looked(CheckSettings({"checkpoint": str(tmp_path)}, {"io": 20.0}))
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(CheckSettings({"checkpoint": str(tmp_path)}, {"io": 20.0}))
     yield made
-    made.looking.close()
+    made.watcher.close()
 
 
-def test_checks_are_answered_with_this_node_s_own_paths(node: Looked, tmp_path: Path) -> None:
-    assert node.looking.news() is None
-    said = node.ask("1", "io", "rdma")
-    found = {result["checkType"]: result for result in said["results"]}
+def test_checks_use_the_paths_of_this_node(node: Node, tmp_path: Path) -> None:
+    assert node.watcher.facts() is None
+    answer = node.run("1", "io", "rdma")
+    found = {result["checkType"]: result for result in answer["results"]}
     assert found["io"]["details"]["checkpoint_path"] == str(tmp_path)
-    assert found["rdma"]["pass"] and "why" not in said
-    assert node.ask("1", "gpu") == said, "the same look is not begun again"
+    assert found["rdma"]["pass"] and "why" not in answer
+    assert node.run("1", "gpu") == answer, "the same check is not run again"
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_checks_are_answered_with_this_node_s_own_paths(node: Looked, tmp_path: 
         ((), {"burn_s": -3.0}, "duration must be above 0 s"),
     ],
 )
-def test_what_can_t_be_done_is_answered_with_why(
-    node: Looked, checks: tuple[str, ...], more: dict[str, Any], why: str
+def test_what_cannot_be_done_is_answered_with_the_reason(
+    node: Node, checks: tuple[str, ...], more: dict[str, Any], why: str
 ) -> None:
-    said = node.ask("1", *checks, **more)
-    assert said["why"].startswith("cannot look at this node: ") and why in said["why"]
+    answer = node.run("1", *checks, **more)
+    assert answer["why"].startswith("cannot check this node: ") and why in answer["why"]
 
 
-def test_a_newer_look_ends_an_older_one_and_so_does_the_agent_s_end(node: Looked) -> None:
-    node.looking.begin(OperatorCheck(ME.uid, "long", burn_s=600.0))
-    assert [result["checkType"] for result in node.ask("short", "rdma")["results"]] == ["rdma"]
-    node.looking.begin(OperatorCheck(ME.uid, "again", burn_s=600.0))
-    node.looking.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "aegis-look"]
+def test_a_newer_check_ends_an_older_one_and_so_does_the_end_of_the_agent(node: Node) -> None:
+    node.watcher.start(OperatorCheck(ME.uid, "long", burn_s=600.0))
+    assert [result["checkType"] for result in node.run("short", "rdma")["results"]] == ["rdma"]
+    node.watcher.start(OperatorCheck(ME.uid, "again", burn_s=600.0))
+    node.watcher.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "aegis-operator-check"]

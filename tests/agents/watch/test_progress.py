@@ -1,4 +1,4 @@
-"""The watcher of progress beside real processes that step, stop, stand still and end."""
+"""The watcher of progress beside real processes that step, stop, hang and end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from aegis_elastic.agents.watch import progress, shared_folder
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.agents.watch.progress import ProgressWatcher
 from aegis_elastic.agents.watch.shared_folder import SharedFolder
 from aegis_elastic.core.detection.progress import Facts, RankFacts, decode
@@ -40,7 +40,7 @@ wait_for_a_line()
 
 
 class Stage:
-    """A watcher and the processes that it looks at."""
+    """A watcher and the processes that it watches."""
 
     def __init__(self, floor_s: float) -> None:
         self.woken = threading.Event()
@@ -58,22 +58,22 @@ class Stage:
                 subprocess.Popen([sys.executable, "-c", script], env=env, stdin=subprocess.PIPE, text=True)
             )
         pids = {rank: process.pid for rank, process in enumerate(self.ranks)}
-        self.watcher.started(Watched(1, RankAssignment("w", "u", 0, 0, count), pids))
+        self.watcher.on_started(WatchedRanks(1, RankAssignment("w", "u", 0, 0, count), pids))
 
-    def say(self, rank: int) -> None:
+    def send_line(self, rank: int) -> None:
         stdin = self.ranks[rank].stdin
         assert stdin is not None
         stdin.write("\n")
         stdin.flush()
 
     def facts(self, holds: Callable[[Facts], bool], timeout_s: float = 60.0) -> Facts:
-        """The news for which it holds, as the master would read them."""
+        """The facts for which it holds, as the master would read them."""
         until_s = time.monotonic() + timeout_s
         while True:
-            news = self.watcher.news()
-            if news is not None and holds(facts := decode(msgspec.Raw(msgspec.json.encode(news)))):
+            built = self.watcher.facts()
+            if built is not None and holds(facts := decode(msgspec.Raw(msgspec.json.encode(built)))):
                 return facts
-            assert time.monotonic() < until_s, f"never came: the last is {news}"
+            assert time.monotonic() < until_s, f"never came: the last is {built}"
             self.woken.wait(1.0)
             self.woken.clear()
 
@@ -86,9 +86,9 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LOOK_S", 0.1)
+    monkeypatch.setattr(progress, "UPDATE_S", 0.1)
     monkeypatch.setattr(progress, "STACKS_S", 0.3)
-    monkeypatch.setattr(progress, "TELL_S", 0.1)
+    monkeypatch.setattr(progress, "REPORT_S", 0.1)
 
 
 @pytest.fixture
@@ -102,14 +102,14 @@ def first(facts: Facts) -> RankFacts:
     return facts.ranks[0]
 
 
-def test_steps_are_seen_and_where_a_rank_stands_once_it_makes_none(stage: Stage) -> None:
+def test_steps_are_seen_and_the_stack_of_a_rank_once_it_makes_none(stage: Stage) -> None:
     stage.start(STEPS)
     facts = stage.facts(lambda facts: bool(facts.ranks) and first(facts).beats == 20)
-    assert (first(facts).step, first(facts).stack) == (19, ""), "nobody has reason to look where it stands"
+    assert (first(facts).step, first(facts).stack) == (19, ""), "there is no reason to read its stack"
     facts = stage.facts(lambda facts: first(facts).steady >= 2)
     assert first(facts).stack.startswith("wait_for_a_line@")
     assert first(facts).idle_s >= 1.0
-    stage.say(0)
+    stage.send_line(0)
     facts = stage.facts(lambda facts: first(facts).beats == 21)
     assert (first(facts).step, first(facts).stack, first(facts).steady) == (20, "", 0)
     assert facts.saved is not None
@@ -118,30 +118,30 @@ def test_steps_are_seen_and_where_a_rank_stands_once_it_makes_none(stage: Stage)
 
 
 def readers() -> list[str]:
-    """Our children that read stacks, or stand ready to."""
+    """Our children that read stacks, or are prepared to."""
     argv = ["pgrep", "-P", str(os.getpid()), "-f", "aegis_elastic.checks"]
     return subprocess.run(argv, capture_output=True, text=True).stdout.split()
 
 
-def come_to(count: int) -> None:
+def wait_readers(count: int) -> None:
     until_s = time.monotonic() + 2.0
     while len(readers()) != count:
         assert time.monotonic() < until_s, f"{len(readers())} processes read stacks, not {count}"
         time.sleep(0.02)
 
 
-def test_what_reads_stacks_stands_ready_and_goes_when_training_moves_again(
+def test_the_process_that_reads_stacks_is_prepared_and_ends_when_training_moves_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "AHEAD_S", 0.2)
+    monkeypatch.setattr(progress, "PREPARE_AHEAD_S", 0.2)
     stage.start(STEPS)
     stage.facts(lambda facts: bool(facts.ranks) and first(facts).beats == 20)
     assert not readers()
     stage.facts(lambda facts: first(facts).steady >= 1)
-    come_to(1)
-    stage.say(0)
+    wait_readers(1)
+    stage.send_line(0)
     stage.facts(lambda facts: first(facts).beats == 21)
-    come_to(0)
+    wait_readers(0)
 
 
 def test_a_stopped_process_and_one_that_has_ended(stage: Stage) -> None:
@@ -156,7 +156,7 @@ def test_a_stopped_process_and_one_that_has_ended(stage: Stage) -> None:
     stage.facts(lambda facts: first(facts).ended)
 
 
-def test_a_rank_without_a_slot_is_known_by_its_process_alone(stage: Stage) -> None:
+def test_a_rank_without_a_slot_is_known_by_its_process_only(stage: Stage) -> None:
     stage.start("input()")
     facts = stage.facts(lambda facts: bool(facts.ranks) and first(facts).state == "S")
     assert (first(facts).step, first(facts).beats) == (-1, 0)
@@ -165,14 +165,14 @@ def test_a_rank_without_a_slot_is_known_by_its_process_alone(stage: Stage) -> No
 def test_slots_of_an_earlier_start_are_gone_before_the_next(stage: Stage) -> None:
     stage.start(STEPS)
     stage.facts(lambda facts: bool(facts.ranks) and first(facts).beats == 20)
-    assert (stage.folder / "0").exists(), "asked while they run, it takes nothing away"
-    stage.watcher.ended()
-    news = stage.watcher.news()
-    assert news is None or "ranks" not in news
+    assert (stage.folder / "0").exists(), "called while they run, it removes nothing"
+    stage.watcher.on_ended()
+    facts = stage.watcher.facts()
+    assert facts is None or "ranks" not in facts
     assert not (stage.folder / "0").exists()
 
 
-def test_nothing_is_left_when_it_is_closed_even_in_the_middle_of_reading_stacks() -> None:
+def test_nothing_is_left_when_it_is_closed_even_while_stacks_are_read() -> None:
     stage = Stage(floor_s=0.1)
     folder = stage.folder
     try:
@@ -188,7 +188,7 @@ def test_nothing_is_left_when_it_is_closed_even_in_the_middle_of_reading_stacks(
     assert not any(thread.name == "aegis-pace" for thread in threading.enumerate())
 
 
-def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(
+def test_folders_of_ended_processes_are_removed_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_folder, "_SHM", tmp_path)
@@ -208,19 +208,21 @@ def test_folders_of_the_dead_are_swept_and_those_of_the_living_are_not(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_a_neighbour_swept_while_it_was_made_is_made_again(
+def test_a_folder_that_another_launcher_removed_while_it_was_made_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_folder, "_SHM", tmp_path)
-    lock, swept = fcntl.flock, list[int]()
+    lock, removed = fcntl.flock, list[int]()
 
     def flock(handle: int, how: int) -> None:
-        if how == fcntl.LOCK_EX and not swept:
-            swept.append(handle)
-            shared_folder._sweep(tmp_path)  # whoever begins now finds a folder that nobody holds yet
+        if how == fcntl.LOCK_EX and not removed:
+            removed.append(handle)
+            shared_folder._remove_abandoned(
+                tmp_path
+            )  # another launcher finds a folder that is not locked yet
         lock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     made = SharedFolder()
-    assert swept and [made.path] == [*tmp_path.iterdir()]
+    assert removed and [made.path] == [*tmp_path.iterdir()]
     made.close()
