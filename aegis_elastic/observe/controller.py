@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsController:
-    """See `control.controllers.contract.Desk`."""
+    """See `control.controllers.contract.Controller`."""
 
     def __init__(
         self,
@@ -42,18 +42,18 @@ class MetricsController:
             logger.error("cannot serve metrics on %s port %d: %s", host, port, error)
             return ""
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Nothing: what counts are decisions."""
 
-    def followed(self, status: Status, done: Sequence[tuple[Event, Transition]]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[tuple[Event, Transition]]) -> None:
         """Count these; at the first call, with none, all that the journal tells."""
         try:
             if self._earlier is not None:
                 self._recall(self._earlier)
                 self._earlier = None
             at = self._now()
-            for event, made in done:
-                self._metrics.follow(event, made, at)
+            for event, transition in transitions:
+                self._metrics.follow(event, transition, at)
         except Exception:  # we are put aside for it, and old numbers must not pass for new ones
             self._endpoint.stop()
             raise
@@ -62,7 +62,7 @@ class MetricsController:
         """Never: whoever reads asks."""
         return math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Nothing."""
         return ()
 

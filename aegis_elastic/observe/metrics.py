@@ -39,7 +39,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = Clock()
-        self._inquest = PostMortem()
+        self._post_mortem = PostMortem()
         self._before: Status | None = None
         self._rounds = dict.fromkeys(_ROUNDS.values(), 0)
         self._gpu_type = NO_GPU
@@ -72,26 +72,26 @@ class Metrics:
         }
         self._segments = histogram("recovery_seconds", "Time of a recovery, by segment", "segment")
 
-    def follow(self, event: object, made: Transition, at: float) -> None:
+    def follow(self, event: object, transition: Transition, at: float) -> None:
         """An event and what `step` made of it, at that wall second."""
-        before, after = self._before, made.status
+        before, after = self._before, transition.status
         self._before = after
         if before is None:
             self._created.inc()
         else:
-            self._note_event(event, before, made)
+            self._note_event(event, before, transition)
             if before.phase is not after.phase:
                 self._change_phase(before, after, at)
-        for segment, seconds in self._clock.follow(event, before, made, at).items():
+        for segment, seconds in self._clock.follow(event, before, transition, at).items():
             self._segments.labels(segment).observe(max(seconds, 0.0))
 
-    def _note_event(self, event: object, before: Status, made: Transition) -> None:
-        concluded = self._inquest.follow(event, before, made)
+    def _note_event(self, event: object, before: Status, transition: Transition) -> None:
+        concluded = self._post_mortem.follow(event, before, transition)
         if concluded is not None:
             self._recoveries.labels(concluded.fault_class, str(concluded.level)).inc()
         if isinstance(event, Noted):
             self._anomalies.labels(self._label("code", event.code)).inc()
-        elif isinstance(event, Saved) and made.status is not before:
+        elif isinstance(event, Saved) and transition.status is not before:
             self._saved.labels(self._label("kind", event.kind)).inc()
         elif isinstance(event, Finish) and before.phase in _ROUNDS:
             for check in event.checks:

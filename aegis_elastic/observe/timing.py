@@ -50,9 +50,11 @@ class Clock:
         self._mend: Mend | None = None
         self._noticed: tuple[float, float] | None = None
 
-    def follow(self, event: object, before: Status | None, made: Transition, at: float) -> dict[str, float]:
+    def follow(
+        self, event: object, before: Status | None, transition: Transition, at: float
+    ) -> dict[str, float]:
         """An event and what became of it; the segments of a recovery, if with it one is over."""
-        after = made.status
+        after = transition.status
         over: dict[str, float] = {}
         if before is None:
             self.created_at = self._phase_since = at

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aegis_elastic.agents.mailbox import Mailbox
-from aegis_elastic.agents.plane.link import Identity, Joined, PlaneLink
+from aegis_elastic.agents.mailbox.events import Joined
+from aegis_elastic.agents.mailbox.mailbox import Mailbox
+from aegis_elastic.agents.plane.link import Identity, PlaneLink
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact import first_contact
 from aegis_elastic.bus.contact.first_contact import Hello, Place

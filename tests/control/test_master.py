@@ -14,7 +14,7 @@ import msgspec
 import nats.errors
 import pytest
 
-from aegis_elastic.agents.plane.link import BusChanged, FinalReportArrived, Refused
+from aegis_elastic.agents.mailbox.events import BusChanged, FinalReportArrived, Refused
 from aegis_elastic.bus import credentials, subjects
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.contact.first_contact import Place
@@ -212,12 +212,12 @@ async def try_everything(plane: Held, place: Place, key: NKey) -> None:
 
 
 async def its_own_is_allowed(bus: BusConnection, violations: list[str]) -> None:
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    await bus.subscribe(subjects.order_all("team", "a"), lambda message: heard.put_nowait(message.data))
+    orders: asyncio.Queue[bytes] = asyncio.Queue()
+    await bus.subscribe(subjects.order_all("team", "a"), lambda message: orders.put_nowait(message.data))
     await bus.subscribe(subjects.order("team", "a", "mallory"), lambda _: None)
     await bus.publish(subjects.report("team", "a", "mallory"), b"not a message")
     # Orders are repeated until everybody has acknowledged them, and mallory hasn't.
-    order = messages.decode(await asyncio.wait_for(heard.get(), 10)).data
+    order = messages.decode(await asyncio.wait_for(orders.get(), 10)).data
     assert isinstance(order, Order)
     assert violations == []
 

@@ -13,10 +13,10 @@ from aegis_elastic.bus import subjects
 from aegis_elastic.bus.contact.first_contact import Hello
 from aegis_elastic.bus.credentials import NKey
 from aegis_elastic.bus.subscription import Message as BusMessage
-from aegis_elastic.control import master as module
+from aegis_elastic.control import effects
 from aegis_elastic.control.job_record import JobRecordStore
+from aegis_elastic.control.journal_file import Journal
 from aegis_elastic.control.master import Master
-from aegis_elastic.control.publisher import Journal
 from aegis_elastic.core.detection.liveness import Patience
 from aegis_elastic.core.model import Status
 from aegis_elastic.core.protocol import messages
@@ -27,7 +27,7 @@ from tests.control.planes import spec
 WORKERS = 200
 
 
-class Said:
+class CountingPublisher:
     """Counts orders."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Said:
         """One more to all."""
         self.orders += 1
 
-    async def say(self, worker: str, word: Any) -> None:
+    async def send(self, worker: str, directive: Any) -> None:
         """To one: of no interest here."""
 
 
@@ -58,11 +58,11 @@ def joining(worker: str) -> BusMessage:
 
 
 async def orders_while_all_come(folder: Path) -> int:
-    keeper, said, now = JobRecordStore(MemoryStore()), Said(), time.time()
-    begun = await keeper.open(spec(worker_num=WORKERS, min_worker_num=WORKERS), now, resume=True)
-    publisher: Any = said
+    record_store, counting, now = JobRecordStore(MemoryStore()), CountingPublisher(), time.time()
+    begun = await record_store.open(spec(worker_num=WORKERS, min_worker_num=WORKERS), now, resume=True)
+    publisher: Any = counting
     master = Master(
-        keeper,
+        record_store,
         publisher,
         Journal(folder),
         begun,
@@ -74,7 +74,7 @@ async def orders_while_all_come(folder: Path) -> int:
         patience=Patience(),
         attribution_s=1.0,
         plane={},
-        tell=lambda fact: None,
+        notify_supervisor=lambda state: None,
     )
     leading = asyncio.create_task(master.run())
     key = NKey.generate().public
@@ -87,14 +87,14 @@ async def orders_while_all_come(folder: Path) -> int:
         await asyncio.sleep(0)
     leading.cancel()
     await asyncio.wait({leading})
-    return said.orders
+    return counting.orders
 
 
 def test_many_who_come_one_after_the_other_dont_have_the_order_sent_to_all_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows with every one of them: of a thousand, eleven gigabytes would leave the master's host."""
-    monkeypatch.setattr(module, "REST_S_PER_WORKER", 100.0)
+    monkeypatch.setattr(effects, "REST_S_PER_WORKER", 100.0)
     began_s = time.monotonic()
     orders = asyncio.run(orders_while_all_come(tmp_path))
-    assert orders <= 3 + (time.monotonic() - began_s) / module.REPEAT_S
+    assert orders <= 3 + (time.monotonic() - began_s) / effects.REPEAT_S

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.contract import Applied, Controllers
 from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.accounts.journal import Adopt, Line, adopted, line_of, walk
 from aegis_elastic.core.detection.samples import RankUsage, Usage
@@ -77,7 +77,7 @@ def recovered() -> Run:
 
 def controller(lines: list[Line], now: float) -> MetricsController:
     made = MetricsController(lambda: {"w0": USAGE}, lambda: lines, lambda: now)
-    made.followed(Run().status, ())
+    made.on_transitions(Run().status, ())
     return made
 
 
@@ -152,7 +152,7 @@ def test_another_master_counts_on_where_the_journal_ends() -> None:
     second._now = lambda: clock[0]
     for walked in list(walk(lines))[half:]:
         clock[0] = walked.line.t
-        second.followed(walked.made.status, (Decided(walked.line.event, walked.made),))  # type: ignore[arg-type]
+        second.on_transitions(walked.made.status, (Applied(walked.line.event, walked.made),))  # type: ignore[arg-type]
     assert of(second) == of(first)
 
 
@@ -224,7 +224,7 @@ def test_a_port_that_is_taken_is_said_and_harms_nobody(caplog: pytest.LogCapture
         assert await second.open("127.0.0.1", port) == ""
         controllers = Controllers()
         controllers.add(second)
-        controllers.followed(Run().status, ())
+        controllers.on_transitions(Run().status, ())
         assert controllers.broken == {}
         await controllers.close()
         await first.close()
@@ -269,7 +269,7 @@ def test_a_desk_that_breaks_serves_no_old_numbers_and_costs_itself_only() -> Non
         served, controllers = controller(Run().lines, 10.0), Controllers()
         url = await served.open("127.0.0.1", 0)
         controllers.add(served)
-        controllers.followed(Run().status, (("no event", "no transition"),))  # type: ignore[arg-type]
+        controllers.on_transitions(Run().status, (("no event", "no transition"),))  # type: ignore[arg-type]
         assert set(controllers.broken) == {"MetricsController"}
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))

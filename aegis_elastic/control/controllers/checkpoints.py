@@ -222,8 +222,8 @@ class CheckpointController:
                 self._called.add(node)
                 text = (
                     f"{node} is marked slow and waits to be evicted at a checkpoint, but none has completed "
-                    f"for {LATE_FACTOR:g} times the usual {self._save_intervals.usual_s:.0f} s: it stays until "
-                    "somebody acts"
+                    f"for {LATE_FACTOR:g} times the usual {self._save_intervals.usual_s:.0f} s: it stays "
+                    "until somebody acts"
                 )
                 events.append(Noted("", node, LATE, text, time.time()))
         return events

@@ -1,9 +1,10 @@
-"""Desks: what sits beside the master and knows something that `step` should hear of.
+"""Controllers: what watches one matter beside the master, and puts events in line for `step`.
 
-The master decides nothing but what `core.machine` decides. Whoever watches for something (a pace, a
-checkpoint, the cluster's bad nodes, the guard over it all) is a desk: it hears every accepted report, sees
-every decision once it is durable, and puts events in line. A desk that breaks is put aside, closed, and
-said so; the job goes on without it, since no watcher may become a reason why training doesn't run.
+The master decides nothing but what `core.machine` decides. Whoever watches for something (progress, a
+checkpoint, the cluster's bad nodes, the guard over it all) is a controller: it gets every accepted report,
+sees every transition once it is durable, and puts events in line. A controller that raises is put aside,
+closed, and reported; the job goes on without it, since no watcher may become a reason why training doesn't
+run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from aegis_elastic.core.events import Event
@@ -21,135 +22,124 @@ from aegis_elastic.core.protocol.messages import Message
 
 logger = logging.getLogger(__name__)
 
-_BROKE = "the desk %s broke and is put aside; the job goes on without it"
-
-CANCEL_AGAIN_S = 0.5
+_BROKE = "the controller %s broke and is put aside; the job goes on without it"
 
 _Result = TypeVar("_Result")
 
-# Looks at a node before its agent's Join is decided on; returns how risky it is
+# Takes a node's name before its agent's Join is decided on; returns how risky the node is
 # (`core.policy.node_records.score`).
 AdmissionCheck = Callable[[str], Awaitable[float]]
 # Answers one operation of `aegisctl`. ValueError says why it can't.
 AdminHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
-async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended. Once is not enough: before Python 3.12 `wait_for` swallows a
-    cancellation that comes together with what it waits for.
-    """
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
-
-
-class Decided(NamedTuple):
+class Applied(NamedTuple):
     """An event and what `step` made of it."""
 
     event: Event
-    made: Transition
+    transition: Transition
 
 
 class Controller(Protocol):
-    """One watcher. All calls come from the master's loop and return at once; what waits for IO is a task of
-    the desk's own, which gives its events to the `feed` that the desk got when it was made.
+    """One controller. All calls come from the master's loop and return at once; what waits for IO is a task
+    of the controller's own, which gives its events to the `feed` that the controller got when it was made.
     """
 
-    def heard(self, message: Message, now_s: float) -> None:
-        """A report of a current agent was accepted (monotonic seconds). Before its events are decided on."""
+    def on_report(self, report: Message, now_s: float) -> None:
+        """A report of a member was accepted (monotonic seconds). Before its events are decided on."""
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """These decisions are durable, and `status` is what they led to. First with none, at the start."""
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
+        """These are durable, and `status` is what they led to. First with none, at the start."""
 
     def due_s(self) -> float:
-        """The monotonic moment at which `turn` is wanted next; infinite for none."""
+        """The monotonic moment at which `events_due` is to be called next; infinite for none."""
 
-    def turn(self, now_s: float) -> Sequence[Event]:
-        """Its time has come: events that go to `step` together with the facts that have arrived."""
+    def events_due(self, now_s: float) -> Sequence[Event]:
+        """Its time has come: events that go to `step` together with those that have arrived."""
 
     async def close(self) -> None:
         """The master ends: end every task and give everything back."""
 
 
 class Controllers:
-    """All desks of one master."""
+    """All controllers of one master."""
 
     def __init__(self) -> None:
-        self._desks: dict[str, Controller] = {}
+        self._controllers: dict[str, Controller] = {}
         self._broken: dict[str, str] = {}
-        self._porters: dict[str, AdmissionCheck] = {}
+        self._admission_checks: dict[str, AdmissionCheck] = {}
         # Those put aside whose tasks are being ended, or will be as soon as there is a loop.
         self._aside: dict[str, Controller] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._shared: list[Callable[[], Awaitable[None]]] = []
+        self._on_close: list[Callable[[], Awaitable[None]]] = []
         self.admin_handlers: dict[str, AdminHandler] = {}
 
     def add(self, controller: Controller) -> None:
-        """Take this desk in, under its class's name."""
-        self._desks[type(controller).__name__] = controller
+        """Add a controller under its class's name."""
+        self._controllers[type(controller).__name__] = controller
 
-    def at_the_end(self, give_back: Callable[[], Awaitable[None]]) -> None:
-        """Have this called when all desks are closed: it gives back what several of them use."""
-        self._shared.append(give_back)
+    def on_close(self, give_back: Callable[[], Awaitable[None]]) -> None:
+        """Have this called when all controllers are closed: it gives back what several of them use."""
+        self._on_close.append(give_back)
 
-    def watch_the_door(self, controller: Controller, porter: AdmissionCheck) -> None:
-        """Have this desk look at every node before its agent takes part."""
-        self._porters[type(controller).__name__] = porter
+    def add_admission_check(self, controller: Controller, check: AdmissionCheck) -> None:
+        """Have this controller check every node before its agent takes part."""
+        self._admission_checks[type(controller).__name__] = check
 
-    async def before_join(self, node_name: str) -> float:
-        """Have everybody look at a node; returns the highest risk that anybody sees."""
+    async def admit(self, node_name: str) -> float:
+        """Run all admission checks on a node; returns the highest risk that any of them sees."""
         risk = 0.0
-        for name, porter in [*self._porters.items()]:
-            risk = max(risk, await self._await(name, porter(node_name), 0.0))
+        for name, check in [*self._admission_checks.items()]:
+            risk = max(risk, await self._await(name, check(node_name), 0.0))
         return risk
 
     @property
     def broken(self) -> dict[str, str]:
-        """Desks that were put aside, by name, and why."""
+        """Controllers that were put aside, by class name, and why."""
         return self._broken
 
-    def heard(self, message: Message, now_s: float) -> None:
-        """Tell everybody of a report."""
-        for name, controller in [*self._desks.items()]:
-            self._ask(name, lambda controller=controller: controller.heard(message, now_s), None)  # type: ignore[misc]
+    def on_report(self, report: Message, now_s: float) -> None:
+        """Hand a report to all."""
+        for name, controller in [*self._controllers.items()]:
+            self._call(name, lambda each=controller: each.on_report(report, now_s), None)  # type: ignore[misc]
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
-        """Tell everybody what has been decided."""
-        for name, controller in [*self._desks.items()]:
-            self._ask(name, lambda controller=controller: controller.followed(status, done), None)  # type: ignore[misc]
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
+        """Hand what has been decided to all."""
+        for name, controller in [*self._controllers.items()]:
+            self._call(name, lambda each=controller: each.on_transitions(status, transitions), None)  # type: ignore[misc]
 
     def due_s(self) -> float:
-        """When the next one wants its turn."""
-        dues = [self._ask(name, controller.due_s, math.inf) for name, controller in [*self._desks.items()]]
+        """When the next one is due."""
+        dues = [
+            self._call(name, controller.due_s, math.inf) for name, controller in [*self._controllers.items()]
+        ]
         return min(dues, default=math.inf)
 
-    def turn(self, now_s: float) -> list[Event]:
+    def events_due(self, now_s: float) -> list[Event]:
         """The events of all whose time has come."""
         events: list[Event] = []
-        for name, controller in [*self._desks.items()]:
-            if self._ask(name, controller.due_s, math.inf) <= now_s:
-                events += self._ask(name, lambda controller=controller: controller.turn(now_s), ())  # type: ignore[misc]
+        for name, controller in [*self._controllers.items()]:
+            if self._call(name, controller.due_s, math.inf) <= now_s:
+                events += self._call(name, lambda each=controller: each.events_due(now_s), ())  # type: ignore[misc]
         return events
 
     async def close(self) -> None:
-        """End them all."""
-        for name, controller in [*self._desks.items()]:
+        """Close them all, then what they share."""
+        for name, controller in [*self._controllers.items()]:
             await self._await(name, controller.close(), None, breaks=False)
-        self._desks.clear()
+        self._controllers.clear()
         for name in [*self._aside]:
             self._end(name)
         await asyncio.gather(*self._ending.values(), return_exceptions=True)
-        for give_back in self._shared:
+        for give_back in self._on_close:
             try:
                 await give_back()
             except Exception:
-                logger.exception("what desks shared could not be given back")
+                logger.exception("what controllers shared could not be given back")
 
-    def _ask(self, name: str, question: Callable[[], _Result], otherwise: _Result) -> _Result:
+    def _call(self, name: str, method: Callable[[], _Result], otherwise: _Result) -> _Result:
         try:
-            return question()
+            return method()
         except Exception as error:  # a watcher's fault is never the training's
             logger.exception(_BROKE, name)
             self._put_aside(name, error)
@@ -169,9 +159,9 @@ class Controllers:
             return otherwise
 
     def _put_aside(self, name: str, error: Exception) -> None:
-        """Nobody asks it any more; its tasks would go on acting on what it knew when it broke."""
-        controller = self._desks.pop(name, None)
-        self._porters.pop(name, None)
+        """Nobody calls it any more; its tasks would go on acting on what it knew when it broke."""
+        controller = self._controllers.pop(name, None)
+        self._admission_checks.pop(name, None)
         self._broken.setdefault(name, f"{type(error).__name__}: {error}")
         if controller is not None:
             self._aside[name] = controller

@@ -108,7 +108,7 @@ class CorrelatedFailureController:
         return -math.inf if self._found is not None else math.inf
 
     def events_due(self, now_s: float) -> Sequence[Event]:
-        """See `Controller.events_due`: comes before the turn of the machine that the findings would lead to."""
+        """See `Controller.events_due`: comes before the decision that the findings would lead to."""
         found, self._found = self._found, None
         if found is None:
             return ()

@@ -360,7 +360,7 @@ class GuardedActions:
         return incident
 
     async def _commit(self, condition: Condition, known: Known, taken: GuardedAction) -> bool:
-        """Count the action and begin its cooldown, if nobody has touched the node's record since we read it."""
+        """Count the action and begin its cooldown, unless the node's record has changed since we read it."""
         after = msgspec.json.encode(storm_guard.commit(known.node, taken, self._policy.guard))
         key = self._key(condition.node_name, "state")
         try:

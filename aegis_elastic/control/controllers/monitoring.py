@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from aegis_elastic.bus.contact.notes import ANOMALIES_MAX, Note
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.control.host.grpc_server import Refused
 from aegis_elastic.core.detection.anomalies import DETAIL_CHARS_MAX, Anomaly
 from aegis_elastic.core.detection.samples import Usage
@@ -35,7 +35,7 @@ _ALL = "", 600
 
 
 class MonitoringController:
-    """See `control.controllers.contract.Desk`."""
+    """See `control.controllers.contract.Controller`."""
 
     def __init__(self, feed: Callable[[Event], None], status: Status) -> None:
         self._feed = feed
@@ -96,16 +96,16 @@ class MonitoringController:
 
     # ------------------------------------------------------------ as a desk
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Keep what the worker's node uses."""
-        if not isinstance(message.data, ReportData) or WATCHER not in message.data.watched:
+        if not isinstance(report.data, ReportData) or WATCHER not in report.data.watched:
             return
         try:
-            self._usage[message.worker] = msgspec.json.decode(message.data.watched[WATCHER], type=Usage)
+            self._usage[report.worker] = msgspec.json.decode(report.data.watched[WATCHER], type=Usage)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            logger.debug("ignored what %s reports of its usage: %s", message.worker, error)
+            logger.debug("ignored what %s reports of its usage: %s", report.worker, error)
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """Forget who has left."""
         self._status = status
         workers = (*status.workers, *status.spares)
@@ -121,7 +121,7 @@ class MonitoringController:
         """Never: notes come by themselves."""
         return math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Nothing."""
         return ()
 

@@ -71,11 +71,11 @@ class OperatorActions:
         return worker
 
     def _put(self, event: Event) -> dict[str, str]:
-        made = step(self._status(), event, time.time())
-        if made.status is self._status():
-            raise ValueError(made.reason)
+        transition = step(self._status(), event, time.time())
+        if transition.status is self._status():
+            raise ValueError(transition.reason)
         self._feed(event)
-        return {"said": made.reason}
+        return {"said": transition.reason}
 
 
 def _reason(args: dict[str, Any]) -> str:

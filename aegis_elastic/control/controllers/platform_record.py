@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import Controllers, Decided, end_all
+from aegis_elastic.control.controllers.contract import Applied, Controllers
+from aegis_elastic.control.host.tasks import end_all
 from aegis_elastic.control.isolation.api_server import Client, from_pod
 from aegis_elastic.control.isolation.config_map import JobRecord, RecordUnread, encoded
 from aegis_elastic.core.accounts.status_view import status_view
@@ -55,17 +56,17 @@ class PlatformRecordController:
         self._changed = asyncio.Event()
         self._said = ""
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Reports are nothing to it."""
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """Have the record follow, and machines made anew where that was decided."""
         first, self._status = self._status is None, status
         self._changed.set()
         if first:
             self._spawn(self._keep_writing())
-        for _, made in done:
-            for effect in made.effects:
+        for _, transition in transitions:
+            for effect in transition.effects:
                 if isinstance(effect, Remake):
                     self._spawn(self._remake(effect))
 
@@ -77,7 +78,7 @@ class PlatformRecordController:
         ahead_s = min(AHEAD_S, status.spec.join_timeout_s / 10)
         return time.monotonic() + status.deadline - ahead_s - time.time()
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Look who is missing; what comes of that is put in line when it is known."""
         status = self._status
         assert status is not None
@@ -154,7 +155,7 @@ class PlatformRecordController:
             logger.error("the job's record is not kept any more: %s", task.exception())
 
 
-def sit_down(controllers: Controllers, feed: Callable[[Event], None], named: str, own_address: str) -> None:
+def add_to(controllers: Controllers, feed: Callable[[Event], None], named: str, own_address: str) -> None:
     """Give a job its desk for this record. ValueError if it can't be kept here."""
     client = Client(from_pod("keep the job's record"), TIMEOUT_S)
     controllers.add(PlatformRecordController(feed, JobRecord(client, named), own_address))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.core.events import Event, Fit, Noted
 from aegis_elastic.core.model import Status, Worker
 from aegis_elastic.core.protocol.messages import Message, ReportData
@@ -38,29 +38,29 @@ class SpareController:
         self._told: dict[str, bytes] = {}
         self._waiting: dict[str, Worker] = {}
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, report: Message, now_s: float) -> None:
         """Tell `step` when a spare's checks have ended."""
-        data = message.data
-        if not isinstance(data, ReportData) or message.uid not in self._waiting:
+        data = report.data
+        if not isinstance(data, ReportData) or report.uid not in self._waiting:
             return
-        if self._waiting[message.uid].name != message.worker:
+        if self._waiting[report.uid].name != report.worker:
             return
         facts = bytes(data.watched.get("fitness", b""))
-        if not facts or self._told.get(message.uid) == facts:
+        if not facts or self._told.get(report.uid) == facts:
             return
-        self._told[message.uid] = facts
+        self._told[report.uid] = facts
         try:
             found = _decoder.decode(facts)
         except msgspec.MsgspecError as error:
-            logger.warning("%s says of its fitness what can't be read: %s", message.worker, error)
+            logger.warning("%s says of its fitness what can't be read: %s", report.worker, error)
             return
-        self._feed(Fit(message.worker, message.uid, found.fit, found.reason))
+        self._feed(Fit(report.worker, report.uid, found.fit, found.reason))
         if not found.fit:
             # For `step` it is what it was before; people want to know that nobody can take a place.
-            node = self._waiting[message.uid].node_name
-            self._feed(Noted(message.worker, node, UNFIT, found.reason, time.time()))
+            node = self._waiting[report.uid].node_name
+            self._feed(Noted(report.worker, node, UNFIT, found.reason, time.time()))
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """Know who waits; one that waits again, after a seat, is checked again and heard again."""
         self._waiting = {spare.uid: spare for spare in status.spares}
         self._told = {uid: facts for uid, facts in self._told.items() if uid in self._waiting}
@@ -69,7 +69,7 @@ class SpareController:
         """It waits for no time."""
         return math.inf
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         """Never due."""
         return ()
 

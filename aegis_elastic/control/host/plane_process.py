@@ -78,15 +78,15 @@ class PlaneProcess:
         config: PlaneConfig,
         restarts_max: int,
         narrate: Callable[[str], None],
-        embryo: StartingPlane | None = None,
+        starting_plane: StartingPlane | None = None,
         on_ended: Callable[[str], None] | None = None,
     ) -> None:
-        """`embryo`: a plane started ahead; `open` discards it if it isn't used. `on_ended` is told the phase
-        in which the job has ended, perhaps more than once, by a thread of ours.
+        """`starting_plane`: a plane started ahead; `open` discards it if it isn't used. `on_ended` is told
+        the phase in which the job has ended, perhaps more than once, by a thread of ours.
         """
         self._on_ended = on_ended
         self._config = config
-        self._embryo = embryo
+        self._starting_plane = starting_plane
         self._restarts_left = restarts_max
         self._narrate = narrate
         self._holder: socket.socket | None = None
@@ -101,10 +101,10 @@ class PlaneProcess:
     def open(self) -> None:
         """Start the plane, or take up the one that is there. PortTaken, PlaneFailed."""
         self._take()
-        if self._embryo is not None:
+        if self._starting_plane is not None:
             # There was a plane: this one would idle for as long as the job runs.
-            self._embryo.discard()
-            self._embryo = None
+            self._starting_plane.discard()
+            self._starting_plane = None
         self._thread = threading.Thread(target=self._watch, name="aegis-plane-host", daemon=True)
         self._thread.start()
 
@@ -166,11 +166,11 @@ class PlaneProcess:
 
     def _start(self) -> None:
         plane_config.save(self._config)
-        embryo, self._embryo = self._embryo or StartingPlane(), None
-        embryo.used = True
-        self._process = embryo.process
-        embryo.holder.sendall(f"{self._config.path}\n".encode())
-        self._await_ready(embryo.holder)
+        starting_plane, self._starting_plane = self._starting_plane or StartingPlane(), None
+        starting_plane.used = True
+        self._process = starting_plane.process
+        starting_plane.holder.sendall(f"{self._config.path}\n".encode())
+        self._await_ready(starting_plane.holder)
 
     def _await_ready(self, holder: socket.socket) -> None:
         holder.settimeout(READY_TIMEOUT_S)

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from aegis_elastic.control.controllers.contract import end_all
 from aegis_elastic.control.host.cluster import ClusterScope
+from aegis_elastic.control.host.tasks import end_all
 from aegis_elastic.control.isolation.contract import Driver, DryRun, Outcome, ask
 from aegis_elastic.core.policy import node_records
 from aegis_elastic.core.policy.node_records import Isolated, NodeRecord

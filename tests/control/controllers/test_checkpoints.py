@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aegis_elastic.control.controllers.checkpoints import LATE, UNREAD, CheckpointController
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.core.accounts.report import FALSE_SUCCESS
 from aegis_elastic.core.events import Act, Event, Evict, Finish, Join, Mark, Noted, Reconcile, Saved, Unmark
 from aegis_elastic.core.machine import create, step
@@ -26,7 +26,7 @@ class Office:
         self.controller = CheckpointController(self.fed.append)
         spec = JobSpec("job", "default", 2, min_worker_num, 3, bootcheck="off")
         self.status = create(spec, time.time())
-        self.controller.followed(self.status, ())
+        self.controller.on_transitions(self.status, ())
         for name in ("a", "b"):
             self.step(Join(name, f"uid-{name}", f"node-{name}", "127.0.0.1", 1))
         self.finish()  # getting ready
@@ -45,8 +45,8 @@ class Office:
         for event in (*events, *[Reconcile()] * 4):
             made = step(self.status, event, time.time())
             self.status = made.status
-            done.append(Decided(event, made))
-        self.controller.followed(self.status, done)
+            done.append(Applied(event, made))
+        self.controller.on_transitions(self.status, done)
         return self.status
 
     def hear(
@@ -59,7 +59,7 @@ class Office:
             time_stamp=1.0, seq_num=self.status.seq_num, uid=f"uid-{worker}",
             incarnation=self.status.incarnation, data=ReportData(state=state, watched=watched),
         )  # fmt: skip
-        self.controller.heard(decode(encode(message)), now_s or time.monotonic())
+        self.controller.on_report(decode(encode(message)), now_s or time.monotonic())
 
     def take(self) -> list[Event]:
         """What it has put in line; the machine hears it."""
@@ -117,7 +117,7 @@ def test_a_master_that_takes_over_does_not_take_old_ones_for_new(office: Office)
     office.take()
     successor = Office()
     successor.controller = CheckpointController(successor.fed.append)
-    successor.controller.followed(office.status, ())
+    successor.controller.on_transitions(office.status, ())
     successor.status = office.status
     successor.hear("a", saved=[seen(1, -1)])
     assert successor.fed == []
@@ -151,8 +151,8 @@ def test_who_waits_in_vain_for_a_boundary_is_called_out_once(office: Office) -> 
     office.step(Mark("node-b", "b", Verdict.SLOW, "1.5 times the others"))
     due_s = office.controller.due_s()
     assert due_s == pytest.approx(began_s + 400, abs=5)
-    assert office.controller.turn(due_s - 1) == []
-    (noted,) = office.controller.turn(due_s)
+    assert office.controller.events_due(due_s - 1) == []
+    (noted,) = office.controller.events_due(due_s)
     assert isinstance(noted, Noted)
     assert (noted.code, noted.node_name) == (LATE, "node-b")
     assert "3 times the usual 100 s" in noted.detail
@@ -167,7 +167,7 @@ def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(office
     office.take()
     office.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
     due_s = office.controller.due_s()
-    assert len(office.controller.turn(due_s)) == 1
+    assert len(office.controller.events_due(due_s)) == 1
     assert math.isinf(office.controller.due_s()), "once for each"
     office.hear("a", now_s=due_s, saved=[seen(3, 30)])
     office.take()
@@ -178,7 +178,7 @@ def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(office
 
 def test_a_healthy_training_that_never_saves_calls_nobody(office: Office) -> None:
     assert math.isinf(office.controller.due_s())
-    assert office.controller.turn(time.monotonic() + 1e6) == []
+    assert office.controller.events_due(time.monotonic() + 1e6) == []
 
 
 def test_an_end_with_a_tracker_that_nobody_can_read_is_doubted_once(office: Office) -> None:

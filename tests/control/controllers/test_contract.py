@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from aegis_elastic.control.controllers.contract import Controllers, Decided
+from aegis_elastic.control.controllers.contract import Applied, Controllers
 from aegis_elastic.core.events import Event, Noted
 from aegis_elastic.core.machine import create
 from aegis_elastic.core.model import JobSpec, Status
@@ -28,16 +28,16 @@ class LogListener:
         self._due_s = due_s
         self.seen: list[str] = []
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, message: Message, now_s: float) -> None:
         self.seen.append(message.worker)
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, done: Sequence[Applied]) -> None:
         self.seen.append(status.phase.value)
 
     def due_s(self) -> float:
         return self._due_s
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         self._due_s = math.inf
         return (Noted("w0", "node", "desk.turn", "it is time", now_s),)
 
@@ -56,13 +56,13 @@ class Broken(LogListener):
         if self._where == where:
             raise RuntimeError(f"broken in {where}")
 
-    def heard(self, message: Message, now_s: float) -> None:
+    def on_report(self, message: Message, now_s: float) -> None:
         self._break("heard")
 
-    def followed(self, status: Status, done: Sequence[Decided]) -> None:
+    def on_transitions(self, status: Status, done: Sequence[Applied]) -> None:
         self._break("followed")
 
-    def turn(self, now_s: float) -> Sequence[Event]:
+    def events_due(self, now_s: float) -> Sequence[Event]:
         self._break("turn")
         return ()
 
@@ -74,15 +74,15 @@ def test_a_desk_has_its_turn_when_it_is_due_and_not_before() -> None:
     controllers, controller = Controllers(), LogListener(5.0)
     controllers.add(controller)
     assert controllers.due_s() == 5.0
-    assert controllers.turn(4.9) == []
-    (event,) = controllers.turn(5.0)
+    assert controllers.events_due(4.9) == []
+    (event,) = controllers.events_due(5.0)
     assert isinstance(event, Noted)
     assert controllers.due_s() == math.inf
 
 
 def test_nobody_is_waited_for_without_desks() -> None:
     assert Controllers().due_s() == math.inf
-    assert Controllers().turn(0.0) == []
+    assert Controllers().events_due(0.0) == []
 
 
 @pytest.mark.parametrize("where", ["heard", "followed", "turn", "close"])
@@ -91,9 +91,9 @@ def test_a_desk_that_breaks_is_put_aside_and_the_others_go_on(where: str) -> Non
     controllers.add(Broken(where))
     controllers.add(sound)
     for _ in range(2):  # the second time it is not asked any more
-        controllers.heard(MESSAGE, 1.0)
-        controllers.followed(STATUS, ())
-        controllers.turn(1.0)
+        controllers.on_report(MESSAGE, 1.0)
+        controllers.on_transitions(STATUS, ())
+        controllers.events_due(1.0)
     asyncio.run(controllers.close())
     assert sound.seen == ["w0", "Pending", "w0", "Pending", "closed"]
     assert controllers.broken == {"Broken": f"RuntimeError: broken in {where}"}
@@ -121,8 +121,8 @@ def test_the_tasks_of_a_desk_that_breaks_end_at_once_and_what_others_use_stays()
 
         for controller in (busy, sound):
             controllers.add(controller)
-        controllers.at_the_end(give_back)
-        controllers.turn(1.0)
+        controllers.on_close(give_back)
+        controllers.events_due(1.0)
         await asyncio.wait_for(asyncio.gather(busy.work, return_exceptions=True), 5)
         assert busy.work.cancelled() and not order
         await controllers.close()
@@ -140,7 +140,7 @@ def test_a_desk_that_can_not_even_be_closed_harms_nobody() -> None:
     async def story() -> Controllers:
         controllers = Controllers()
         controllers.add(Hopeless("turn"))
-        controllers.turn(1.0)
+        controllers.events_due(1.0)
         await controllers.close()
         return controllers
 

@@ -170,11 +170,11 @@ def test_what_a_worker_says_of_its_usage_is_kept_if_it_makes_sense_and_goes_with
     controller = MonitoringController(lambda event: None, status)
     good = {"time": 1.0, "cpuCores": 2.0, "availableBytes": 1, "totalBytes": 2, "networkBytesS": 3.0}
     for facts in (b'{"time": "now"}', b"[]", b"null", msgspec.json.encode(good)):
-        controller.heard(reported(facts), 0.0)
+        controller.on_report(reported(facts), 0.0)
         assert set(controller.usage) == ({"a"} if facts.startswith(b'{"time":1') else set())
-    controller.heard(reported(b'"nonsense"'), 0.0)
+    controller.on_report(reported(b'"nonsense"'), 0.0)
     assert controller.usage["a"].cpu_cores == 2.0, "what was known is not forgotten for it"
-    controller.followed(status, ())
+    controller.on_transitions(status, ())
     assert controller.usage == {}, "no such worker takes part any more"
 
 

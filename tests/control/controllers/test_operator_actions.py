@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aegis_elastic.agents.plane.link import ReexecRequested
+from aegis_elastic.agents.mailbox.events import ReexecRequested
 from aegis_elastic.control.host.errors import AdminRefused
 from aegis_elastic.core.accounts import journal
 from aegis_elastic.core.events import Finding, Mark

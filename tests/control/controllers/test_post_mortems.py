@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from aegis_elastic.control.controllers.contract import Decided
+from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.control.controllers.post_mortems import PostMortemController
 from aegis_elastic.core.accounts.journal import Create, Line, begin, line_of
 from aegis_elastic.core.events import Event, Noted, Progress, Quit
@@ -14,7 +14,7 @@ from aegis_elastic.core.model import CheckResult, Failure
 from aegis_elastic.core.protocol.messages import MessageType
 from aegis_elastic.core.protocol.orders import Action, Order
 from tests.control.planes import Agent, Held, config, wait_for
-from tests.core.accounts.test_post_mortem import BUG, Told
+from tests.core.accounts.test_post_mortem import BUG, FollowedJob
 
 CRASH = Failure(0, 0, 9.0, 1, None, "MyError: of our own", frame="train.py:3 load")
 
@@ -71,51 +71,52 @@ def _noted(plane: Held) -> list[tuple[str, str]]:
     return [(event.code, event.detail) for event in events]
 
 
-class Recorded(Told):
-    """As `Told`, with the journal that a master would have written and what a desk would have been told."""
+class Recorded(FollowedJob):
+    """As `FollowedJob`, with the journal that a master would have written and its transitions."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
-        self.done: list[Decided] = []
+        self.transitions: list[Applied] = []
         super().__init__()
 
-    def tell(self, event: Any) -> bool:
+    def feed(self, event: Any) -> bool:
         if not self.lines:
             self.lines.append(line_of(0.0, 1, Create(self.status.spec), begin(self.status.spec, 0.0)))
-        made = step(self.status, event, 0.0)
-        self.lines.append(line_of(0.0, len(self.lines) + 1, event, made))
-        self.done.append(Decided(event, made))
-        return super().tell(event)
+        transition = step(self.status, event, 0.0)
+        self.lines.append(line_of(0.0, len(self.lines) + 1, event, transition))
+        self.transitions.append(Applied(event, transition))
+        return super().feed(event)
 
 
 def fails_again(job: Recorded, earlier: list[Line]) -> list[Event]:
-    """What the desk of a master that came back says to the next failure."""
-    said: list[Event] = []
-    controller = PostMortemController(said.append, fail_fast=True, earlier=lambda: earlier)
-    controller.followed(job.status, ())
-    job.done.clear()
+    """The events with which the controller of a master that came back answers the next failure."""
+    events: list[Event] = []
+    controller = PostMortemController(events.append, fail_fast=True, earlier=lambda: earlier)
+    controller.on_transitions(job.status, ())
+    job.transitions.clear()
     job.error("w1", BUG)
     job.settle()
-    controller.followed(job.status, job.done)
-    return said
+    controller.on_transitions(job.status, job.transitions)
+    return events
 
 
 def test_a_master_that_comes_back_knows_the_failure_before() -> None:
     job = Recorded()
-    job.tell(Progress(40))
+    job.feed(Progress(40))
     job.error("w1", BUG)
     job.settle()
     job.finish()
-    (said,) = fails_again(job, job.lines[:])
-    assert isinstance(said, Quit)
+    (quit_event,) = fails_again(job, job.lines[:])
+    assert isinstance(quit_event, Quit)
     assert (
-        "--aegis-fail-fast: the same exception at the same place as before (train.py:3 load)" in said.reason
+        "--aegis-fail-fast: the same exception at the same place as before (train.py:3 load)"
+        in quit_event.reason
     )
 
 
 def test_with_a_journal_that_can_t_be_followed_it_is_the_first_failure() -> None:
     job = Recorded()
-    job.tell(Progress(40))
+    job.feed(Progress(40))
     job.error("w1", BUG)
     job.settle()
     job.finish()
