@@ -1,4 +1,4 @@
-"""The guard at work on one store: reads records, asks `core.policy.storm_guard`, and carries out what it
+"""Guarded actions on one store: reads records, has `core.policy.storm_guard` decide, and carries out what it
 allows.
 
 Several instances may run on one store (two masters while one is being replaced, the masters of several jobs
@@ -51,7 +51,7 @@ PREFIX = "guard"
 COLLECT_S = 60.0
 # After this time a page that was claimed and not sent is another's to send.
 PAGE_PATIENCE_S = 120.0
-# Two days: nothing looks back further than one.
+# Two days: no rule looks back further than one.
 OLD_S = 2 * 86400.0
 # Others change the same node's record a few times a day.
 ROUNDS_MAX = 16
@@ -60,13 +60,13 @@ TOKEN_CHARS_MAX = 120
 T = TypeVar("T")
 
 
-class World(Protocol):
-    """What the guard sees of the job and does to it."""
+class GuardedJob(Protocol):
+    """What an instance of the guard observes of its job, and does to it."""
 
     def now(self) -> float:
         """Wall seconds."""
 
-    async def look(self, condition: Condition) -> tuple[bool, bool]:
+    async def observe(self, condition: Condition) -> tuple[bool, bool]:
         """Whether the condition holds by the shared records *now*, and whether stopping would lose
         nothing.
         """
@@ -80,14 +80,14 @@ class World(Protocol):
         """
 
     async def page(self, key: str, text: str, *, urgent: bool) -> None:
-        """Call humans; returns when it is on its way."""
+        """Page; returns when the page is on its way."""
 
     def note(self, condition: Condition, code: str, detail: str) -> None:
         """A line for the journal."""
 
 
-class Known(NamedTuple):
-    """The records that a case is judged by, with their revisions (0: there is none)."""
+class Records(NamedTuple):
+    """The records that a condition is judged by, with their revisions (0: there is none)."""
 
     anchor: Anchor | None
     anchor_revision: int
@@ -98,23 +98,23 @@ class Known(NamedTuple):
 class GuardedActions:
     """One instance of the guard. `name` tells instances apart in records and logs."""
 
-    def __init__(self, store: Store, job: str, name: str, policy: Policy, world: World) -> None:
+    def __init__(self, store: Store, job: str, name: str, policy: Policy, guarded_job: GuardedJob) -> None:
         """`job`: who of several jobs on a node we are, namespace included."""
         self._store = store
         self._job = job
         self._name = name
         self._policy = policy
-        self._world = world
-        # How often in a row a condition was seen, and when last: two looks in one moment are one observation.
+        self._guarded_job = guarded_job
+        # How often in a row a condition was seen, and when last: two in one moment are one observation.
         self._seen: dict[tuple[str, Verdict], tuple[int, float]] = {}
         self._noted: dict[tuple[str, Verdict], str] = {}
 
-    async def look(self, condition: Condition) -> DecisionKind:
-        """Look at a condition once, and do what is due. StoreUnavailable: nothing may be done now."""
-        known = await self.known(condition)
-        seen = await self._look(condition)
+    async def examine(self, condition: Condition) -> DecisionKind:
+        """Examine a condition once, and do what is due. StoreUnavailable: nothing may be done now."""
+        records = await self.records(condition)
+        seen = await self._observe(condition)
         decision = storm_guard.consider(
-            condition, seen, known.anchor, known.node, self._now(), self._policy.guard
+            condition, seen, records.anchor, records.node, self._now(), self._policy.guard
         )
         if decision.kind is not DecisionKind.ACT:
             self._note(condition, decision.kind.value, decision.reason)
@@ -122,33 +122,33 @@ class GuardedActions:
             # What becomes of it is noted by itself.
             self._noted.pop((condition.node_name, condition.verdict), None)
         if decision.kind in (DecisionKind.WAIT, DecisionKind.ALERT, DecisionKind.ACT):
-            await self._confirm(condition, known)
+            await self._confirm(condition, records)
         if decision.kind is DecisionKind.ANCHOR:
-            await self._anchor(condition, known)
+            await self._anchor(condition, records)
         elif decision.kind is DecisionKind.CLEAR:
-            await self._clear(condition, known)
+            await self._clear(condition, records)
         elif decision.kind is DecisionKind.ALERT:
-            incident = known.anchor.incident if known.anchor else "now"
+            incident = records.anchor.incident if records.anchor else "now"
             text = (
                 f"{condition.node_name} is {condition.verdict.value}, and nothing is done: {decision.reason}"
             )
             await self.page(condition.node_name, f"open.{incident}", text, urgent=True)
         elif decision.kind is DecisionKind.ACT and condition.action is Action.ASK_HUMAN:
-            incident = known.anchor.incident if known.anchor else "now"
+            incident = records.anchor.incident if records.anchor else "now"
             text = f"{condition.node_name} ({condition.worker}) is for a human: {decision.reason}"
             await self.page(condition.node_name, f"human.{incident}", text, urgent=True)
         elif decision.kind is DecisionKind.ACT and self._policy.mode == "observe":
-            await self._would(condition, known, decision.reason)
+            await self._page_would_act(condition, records, decision.reason)
         elif decision.kind is DecisionKind.ACT:
             await self._carry_out(condition, decision.reason)
         return decision.kind
 
-    async def known(self, condition: Condition) -> Known:
+    async def records(self, condition: Condition) -> Records:
         """Read the records of a condition."""
         anchor = await self._store.get(self._anchor_key(condition))
         node, revision = await self.node(condition.node_name)
         found = _decode(anchor.value, Anchor) if anchor else None
-        return Known(found, anchor.revision if anchor else 0, node, revision)
+        return Records(found, anchor.revision if anchor else 0, node, revision)
 
     async def node(self, node_name: str) -> tuple[NodeGuard, int]:
         """The node's record and its revision, an empty one and 0 if there is none."""
@@ -160,8 +160,8 @@ class GuardedActions:
     async def nodes(self, names: Collection[str]) -> dict[str, NodeGuard]:
         """The records of those of these nodes that have one, in one listing."""
         found = {e.key: e for e in await self._store.list(PREFIX) if e.key.endswith(".state")}
-        known = {name: found[key] for name in names if (key := self._key(name, "state")) in found}
-        return {name: _decode(entry.value, NodeGuard) or NodeGuard() for name, entry in known.items()}
+        records = {name: found[key] for name in names if (key := self._key(name, "state")) in found}
+        return {name: _decode(entry.value, NodeGuard) or NodeGuard() for name, entry in records.items()}
 
     async def count(self, node_name: str, action: Action, ident: str) -> NodeGuard:
         """Count an action that somebody else decided and that has been done."""
@@ -193,7 +193,7 @@ class GuardedActions:
         taken = node.last_action
         if taken is None or taken.job != self._job or taken.followed_up:
             return
-        bad, _ = await self._world.look(condition)
+        bad, _ = await self._guarded_job.observe(condition)
         what, reason = storm_guard.follow_up(taken, bad, self._now(), self._policy.guard)
         if what is storm_guard.FollowUp.WAIT:
             return
@@ -207,7 +207,7 @@ class GuardedActions:
             text = f"{condition.node_name}: {reason}. {taken.reason}"
             if not await self.page(condition.node_name, f"no_help.{taken.id}", text, urgent=True):
                 return
-        self._world.note(condition, f"guard.{what.value}", reason)
+        self._guarded_job.note(condition, f"guard.{what.value}", reason)
         await self._change(condition.node_name, lambda now: storm_guard.followed_up(now, taken.id))
 
     async def page(self, node_name: str, what: str, text: str, *, urgent: bool) -> bool:
@@ -227,7 +227,7 @@ class GuardedActions:
                 revision = await self._store.update(key, msgspec.json.encode(claim), entry.revision)
         except (KeyExists, RevisionConflict):
             return False  # another has claimed it
-        await self._world.page(f"{node_name}.{what}", text, urgent=urgent)
+        await self._guarded_job.page(f"{node_name}.{what}", text, urgent=urgent)
         try:
             await self._store.update(
                 key, msgspec.json.encode(msgspec.structs.replace(claim, sent=True)), revision
@@ -236,10 +236,10 @@ class GuardedActions:
             logger.info("page %s was sent twice", key)
         return True
 
-    # ------------------------------------------------------------ the parts of a look
+    # ------------------------------------------------------------ the parts of an examination
 
-    async def _look(self, condition: Condition) -> storm_guard.Observation:
-        bad, boundary = await self._world.look(condition)
+    async def _observe(self, condition: Condition) -> storm_guard.Observation:
+        bad, boundary = await self._guarded_job.observe(condition)
         key = (condition.node_name, condition.verdict)
         if not bad:
             self._seen.pop(key, None)
@@ -250,36 +250,36 @@ class GuardedActions:
             self._seen[key] = times, last
         return storm_guard.Observation(True, boundary, times)
 
-    async def _anchor(self, condition: Condition, known: Known) -> None:
+    async def _anchor(self, condition: Condition, records: Records) -> None:
         anchor = Anchor(self._now(), self._name, secrets.token_hex(8), self._now())
-        if known.anchor_revision:
-            await self._clear(condition, known)  # it makes no sense, and would be in the way for ever
+        if records.anchor_revision:
+            await self._clear(condition, records)  # it makes no sense, and would be in the way for ever
         try:
             await self._store.create(self._anchor_key(condition), msgspec.json.encode(anchor))
         except KeyExists:
             return  # the first observer wins, and everybody sees its clock
 
-    async def _confirm(self, condition: Condition, known: Known) -> None:
+    async def _confirm(self, condition: Condition, records: Records) -> None:
         """Write down now and then that the condition was seen again."""
-        anchor, every_s = known.anchor, storm_guard.stale_s(self._policy.guard) / 3
+        anchor, every_s = records.anchor, storm_guard.stale_s(self._policy.guard) / 3
         if anchor is None or self._now() - anchor.seen < every_s:
             return
         seen = msgspec.structs.replace(anchor, seen=self._now())
         try:
             await self._store.update(
-                self._anchor_key(condition), msgspec.json.encode(seen), known.anchor_revision
+                self._anchor_key(condition), msgspec.json.encode(seen), records.anchor_revision
             )
         except RevisionConflict:
             return  # another has just done so, or has cleared it
 
-    async def _clear(self, condition: Condition, known: Known) -> None:
+    async def _clear(self, condition: Condition, records: Records) -> None:
         try:
-            await self._store.delete(self._anchor_key(condition), known.anchor_revision or None)
+            await self._store.delete(self._anchor_key(condition), records.anchor_revision or None)
         except RevisionConflict:
             return  # a new incident has begun meanwhile
 
-    async def _would(self, condition: Condition, known: Known, reason: str) -> None:
-        incident = known.anchor.incident if known.anchor else "now"
+    async def _page_would_act(self, condition: Condition, records: Records, reason: str) -> None:
+        incident = records.anchor.incident if records.anchor else "now"
         self._note(
             condition, "would_act", f"{DESCRIPTIONS[condition.action]} on {condition.node_name}: {reason}"
         )
@@ -296,28 +296,28 @@ class GuardedActions:
             self._note(condition, "locked", "another instance is at it")
             return
         try:
-            await self._under(lock, condition, reason)
+            await self._act_under(lock, condition, reason)
         finally:
             try:
                 await lock.release()
             except StoreUnavailable as error:
                 logger.warning("the lock on %s is left to expire: %s", condition.node_name, error)
 
-    async def _under(self, lock: Lease, condition: Condition, reason: str) -> None:
+    async def _act_under(self, lock: Lease, condition: Condition, reason: str) -> None:
         incident = await self._send_evidence(condition, reason)
-        # It may have taken a minute, and the first look may have been wrong by the time: everything anew.
-        known = await self.known(condition)
-        seen = await self._look(condition)
+        # It may have taken a minute, and what was observed first may be wrong by now: everything anew.
+        records = await self.records(condition)
+        seen = await self._observe(condition)
         again = storm_guard.consider(
-            condition, seen, known.anchor, known.node, self._now(), self._policy.guard
+            condition, seen, records.anchor, records.node, self._now(), self._policy.guard
         )
         if again.kind is not DecisionKind.ACT:
-            self._world.note(condition, "guard.cancelled", again.reason)
+            self._guarded_job.note(condition, "guard.cancelled", again.reason)
             what = f"{DESCRIPTIONS[condition.action]} on {condition.node_name} ({condition.worker})"
             text = f"{what} is cancelled: {again.reason}"
             await self.page(condition.node_name, f"cancelled.{incident}", text, urgent=False)
             if again.kind is DecisionKind.CLEAR:
-                await self._clear(condition, known)
+                await self._clear(condition, records)
             return
         taken = GuardedAction(
             id=secrets.token_hex(8),
@@ -331,56 +331,60 @@ class GuardedActions:
             token=lock.token,
             at=self._now(),
         )
-        if not lock.held or not await self._commit(condition, known, taken):
-            self._world.note(condition, "guard.cancelled", "another instance was quicker")
+        if not lock.held or not await self._commit(condition, records, taken):
+            self._guarded_job.note(condition, "guard.cancelled", "another instance was quicker")
             return
         if not lock.held or self._now() - taken.at > self._policy.guard.lock_s:
             # We were asleep: by now it may be somebody else's turn.
-            outcome, said = Outcome.WITHDRAWN, "the lock was lost before the action"
+            outcome, detail = Outcome.WITHDRAWN, "the lock was lost before the action"
         else:
-            outcome, said = await self._world.act(condition, taken)
-        await self._finish(condition, taken, outcome, said)
-        await self._clear(condition, known)
+            outcome, detail = await self._guarded_job.act(condition, taken)
+        await self._finish(condition, taken, outcome, detail)
+        await self._clear(condition, records)
 
     async def _send_evidence(self, condition: Condition, reason: str) -> str:
         """Have what is known on its way, and in the journal, before the action destroys it. Returns the
         incident.
         """
         try:
-            evidence = await asyncio.wait_for(self._world.collect(condition), COLLECT_S)
+            evidence = await asyncio.wait_for(self._guarded_job.collect(condition), COLLECT_S)
         except asyncio.TimeoutError:
             evidence = f"no evidence could be collected in {COLLECT_S:.0f} s"
         except OSError as error:  # what humans would have liked to read; nothing depends on it
             evidence = f"no evidence could be collected: {error}"
-        anchor = (await self.known(condition)).anchor
+        anchor = (await self.records(condition)).anchor
         incident = anchor.incident if anchor else "now"
         what = f"{DESCRIPTIONS[condition.action]} on {condition.node_name} ({condition.worker})"
         text = f"{what} is due: {reason}\n{evidence}"
         await self.page(condition.node_name, f"due.{incident}", text.rstrip(), urgent=False)
         return incident
 
-    async def _commit(self, condition: Condition, known: Known, taken: GuardedAction) -> bool:
+    async def _commit(self, condition: Condition, records: Records, taken: GuardedAction) -> bool:
         """Count the action and begin its cooldown, unless the node's record has changed since we read it."""
-        after = msgspec.json.encode(storm_guard.commit(known.node, taken, self._policy.guard))
+        after = msgspec.json.encode(storm_guard.commit(records.node, taken, self._policy.guard))
         key = self._key(condition.node_name, "state")
         try:
-            if known.node_revision:
-                await self._store.update(key, after, known.node_revision)
+            if records.node_revision:
+                await self._store.update(key, after, records.node_revision)
             else:
                 await self._store.create(key, after)
         except (RevisionConflict, KeyExists):
             return False
         return True
 
-    async def _finish(self, condition: Condition, taken: GuardedAction, outcome: Outcome, said: str) -> None:
-        self._world.note(condition, f"guard.{outcome.value}", f"{DESCRIPTIONS[taken.action]}: {said}")
+    async def _finish(
+        self, condition: Condition, taken: GuardedAction, outcome: Outcome, detail: str
+    ) -> None:
+        self._guarded_job.note(condition, f"guard.{outcome.value}", f"{DESCRIPTIONS[taken.action]}: {detail}")
         what = f"{DESCRIPTIONS[taken.action]} on {condition.node_name} ({condition.worker}): {taken.reason}"
         if outcome is Outcome.FAILED:
             # At once, before anything else can go wrong.
-            await self.page(condition.node_name, f"failed.{taken.id}", f"FAILED: {what}. {said}", urgent=True)
+            await self.page(
+                condition.node_name, f"failed.{taken.id}", f"FAILED: {what}. {detail}", urgent=True
+            )
         await self._settle(condition.node_name, taken.id, outcome)
         if outcome is Outcome.DONE:
-            await self.page(condition.node_name, f"done.{taken.id}", f"{what}. {said}", urgent=False)
+            await self.page(condition.node_name, f"done.{taken.id}", f"{what}. {detail}", urgent=False)
 
     async def _settle(self, node_name: str, action_id: str, outcome: Outcome) -> None:
         await self._change(
@@ -405,16 +409,16 @@ class GuardedActions:
         raise StoreUnavailable(f"cannot change the guard's record of {node_name}: others do all the time")
 
     def _note(self, condition: Condition, code: str, detail: str) -> None:
-        """Note what has changed since the last look: the numbers in a reason change with every one."""
+        """Note what has changed since the last examination: the numbers in a reason change with every one."""
         key = (condition.node_name, condition.verdict)
         if code == DecisionKind.NOTHING.value:
             self._noted.pop(key, None)
         elif self._noted.get(key) != code:
             self._noted[key] = code
-            self._world.note(condition, f"guard.{code}", detail)
+            self._guarded_job.note(condition, f"guard.{code}", detail)
 
     def _now(self) -> float:
-        return self._world.now()
+        return self._guarded_job.now()
 
     def _anchor_key(self, condition: Condition) -> str:
         return self._key(condition.node_name, f"{_token(self._job)}.anchor.{condition.verdict.value}")

@@ -197,7 +197,7 @@ class ProgressController:
             yield Unmark(*marked, "training moves" if judgement.moves else "it shows as something else now")
         if hang is not None and _key(hang) != self._hang:
             self._hang = _key(hang)
-            yield Mark(hang.seen.node_name, hang.seen.worker, hang.verdict, hang.reason)
+            yield Mark(hang.observed.node_name, hang.observed.worker, hang.verdict, hang.reason)
 
     def _judge_silence(self, status: Status, now_s: float) -> Iterator[Event]:
         """Silent while steps advance, which they couldn't without its ranks: unreachable."""
@@ -279,7 +279,7 @@ class ProgressController:
 
 
 def _key(hang: Hang) -> tuple[str, Verdict]:
-    return hang.seen.node_name, hang.verdict
+    return hang.observed.node_name, hang.verdict
 
 
 def _ranks(worker: Worker, told: _Told) -> tuple[RankFacts, ...]:

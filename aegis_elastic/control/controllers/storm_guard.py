@@ -1,12 +1,12 @@
-"""The guard's desk: marks of the status become `Act` and `Evict` when the guard allows it, or a page.
+"""The storm guard's controller: marks become `Act` and `Evict` when the guard allows it, or a page.
 
-It looks at every mark again and again as long as it stands, and at every action of this job until it is known
+It examines every mark for as long as it stands, and follows up every action of this job until it is known
 whether it has helped. What other rules of the machine do to a node (a restart after an exit, a clean process,
 a faulty node that leaves) is counted on the same breaker. An exit is answered whatever the breaker says; but
 where it is open a spare is preferred to one more start (`Relieve`).
 
-All of it runs in tasks of the desk's own; the master hears of it by events. A guard that can't reach its
-store does nothing and says so: an action that isn't guarded is none that this desk may take.
+All of it runs in tasks of its own; the master gets events. A guard that can't reach its store does nothing
+and logs that: without its records no action is allowed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from aegis_elastic.store.contract import Store, StoreError
 
 logger = logging.getLogger(__name__)
 
-# How long after a checkpoint it is a boundary: a look, a lock, and one more look.
+# How long after a checkpoint it is a boundary: an observation, a lock, and one more observation.
 BOUNDARY_FRESH_S = 5.0
 # Of what was seen of a node, so much goes along with a page.
 NOTES_MAX = 5
@@ -70,26 +70,26 @@ class StormGuardController:
         self._open = store
         self._name = name
         self._wall = now
-        self._record_store: GuardedActions | None = None
+        self._actions: GuardedActions | None = None
         self._status: Status | None = None
         self._wake = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # Actions to be counted that the store has not been told of: (node, action, id).
+        # Actions that are not yet counted in the store: (node, action, id).
         self._to_count: list[tuple[str, Action, str]] = []
         self._to_page: list[tuple[str, str, str, bool]] = []
         self._conditions: dict[tuple[str, Verdict], Condition] = {}
         self._unsettled_actions: dict[str, GuardedAction] = {}
-        # What is recorded of the nodes that have seats, as of this incarnation.
+        # What is recorded of the nodes that have ranks, as of this incarnation.
         self._records: dict[str, NodeGuard] = {}
         self._records_in = -1
         self._seen: dict[str, collections.deque[str]] = {}
         self._pending: dict[str, _Pending] = {}
         self._recovering_since: float | None = None
-        self._away = False
+        self._store_lost = False
         self._broken: BaseException | None = None
         self._closed = False
 
-    # ------------------------------------------------------------ as a desk
+    # ------------------------------------------------------------ as a `Controller`
 
     def on_report(self, report: Message, now_s: float) -> None:
         """See `Controller.on_report`: what the guard acts on is in the status."""
@@ -97,7 +97,7 @@ class StormGuardController:
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """See `Controller.on_transitions`."""
         if self._status is None:
-            self._begin("look", self._look_again_and_again())
+            self._start_task("reconcile", self._reconcile_forever())
         for event, transition in transitions:
             self._count(transition.status, event, transition.name, transition.effects)
             if isinstance(event, Noted) and verdicts.pages(event.code):
@@ -117,7 +117,7 @@ class StormGuardController:
         self._wake.set()
 
     def due_s(self) -> float:
-        """See `Controller.due_s`: its events come by `feed`. A guard that broke says so: it is put aside."""
+        """See `Controller.due_s`: its events come by `feed`. A guard that broke raises: it is put aside."""
         if self._broken is not None:
             raise self._broken
         return math.inf
@@ -139,18 +139,18 @@ class StormGuardController:
         """
         if self._policy.mode == "observe":
             return "the policy is to observe"
-        node, _ = await (await self._guard()).node(node_name)
+        node, _ = await (await self._guarded_actions()).node(node_name)
         return storm_guard.objection(node, self.now(), self._policy.guard)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ the reconciler
 
-    async def _look_again_and_again(self) -> None:
+    async def _reconcile_forever(self) -> None:
         # `wait_for` of Python before 3.12 may swallow a cancellation that comes with what it waits for.
         while not self._closed:
             pending = self._conditions or self._unsettled_actions or self._to_count or self._to_page
             busy = bool(self._marks() or pending)
             look_s = self._policy.guard.look_s if busy or self._recovering_since is not None else None
-            if self._record_store is None:
+            if self._actions is None:
                 look_s = self._policy.guard.look_s
             try:
                 await asyncio.wait_for(self._wake.wait(), look_s)
@@ -158,67 +158,67 @@ class StormGuardController:
                 pass  # Time itself was waited for.
             self._wake.clear()
             try:
-                await self._look()
+                await self._reconcile()
             except StoreError as error:
-                self._lost_sight(error)
+                self._on_store_lost(error)
 
-    async def _look(self) -> None:
-        keeper = await self._guard()
+    async def _reconcile(self) -> None:
+        actions = await self._guarded_actions()
         while self._to_count:
             node, action, ident = self._to_count[0]
-            self._records[node] = await keeper.count(node, action, ident)
+            self._records[node] = await actions.count(node, action, ident)
             del self._to_count[0]
         while self._to_page:
             where, what, text, urgent = self._to_page[0]
-            sent = await keeper.page(where, what, text, urgent=urgent)
+            sent = await actions.page(where, what, text, urgent=urgent)
             del self._to_page[0]
             if not sent:  # another has claimed it, and may have died before it sent it
                 self._to_page.append((where, what, text, urgent))
                 break
-        await self._page_endless_recovery(keeper)
-        await self._learn_records(keeper)
-        if self._away:
-            self._away = False
+        await self._page_endless_recovery(actions)
+        await self._load_records(actions)
+        if self._store_lost:
+            self._store_lost = False
             logger.warning("the guard's records can be had again")
         for mark in self._marks():
-            known, _ = await keeper.node(mark.node_name)
-            action = storm_guard.remedy(mark.verdict, known, self._can_leave(mark.node_name), self.now())
+            record, _ = await actions.node(mark.node_name)
+            action = storm_guard.remedy(mark.verdict, record, self._can_leave(mark.node_name), self.now())
             condition = Condition(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
             self._conditions[mark.node_name, mark.verdict] = condition
         for taken in self._unsettled_actions.values():
             self._conditions.setdefault((taken.node_name, Verdict(taken.verdict)), _condition_of(taken))
         for node_name in {condition.node_name for condition in self._conditions.values()}:
-            self._begin(f"case {node_name}", self._consider(keeper, node_name))
+            self._start_task(f"condition {node_name}", self._consider(actions, node_name))
 
-    async def _consider(self, keeper: GuardedActions, node_name: str) -> None:
+    async def _consider(self, actions: GuardedActions, node_name: str) -> None:
         """Everything about one node, one after the other."""
         try:
             for key, condition in [*self._conditions.items()]:
                 if condition.node_name != node_name:
                     continue
-                await keeper.follow_up(condition)
+                await actions.follow_up(condition)
                 if self._status is None or self._status.phase in RECOVERING:
                     continue  # there is nothing to judge a node by, and nothing to be done to it
-                await keeper.look(condition)
+                await actions.examine(condition)
                 if not any((mark.node_name, mark.verdict) == key for mark in self._marks()):
                     # It has gone, and what was noted of it is cleared away.
                     self._conditions.pop(key, None)
-            await self._learn_unsettled(keeper)
+            await self._load_unsettled(actions)
         except StoreError as error:
-            self._lost_sight(error)
+            self._on_store_lost(error)
 
-    async def _learn_unsettled(self, keeper: GuardedActions) -> None:
-        self._unsettled_actions = {taken.id: taken for taken in await keeper.unsettled()}
+    async def _load_unsettled(self, actions: GuardedActions) -> None:
+        self._unsettled_actions = {taken.id: taken for taken in await actions.unsettled()}
 
-    async def _learn_records(self, keeper: GuardedActions) -> None:
+    async def _load_records(self, actions: GuardedActions) -> None:
         """Know beforehand whose breaker is open: when training fails there is no time to ask."""
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND or status.incarnation == self._records_in:
             return
-        self._records = await keeper.nodes({worker.node_name for worker in status.workers})
+        self._records = await actions.nodes({worker.node_name for worker in status.workers})
         self._records_in = status.incarnation
 
-    async def _page_endless_recovery(self, keeper: GuardedActions) -> None:
+    async def _page_endless_recovery(self, actions: GuardedActions) -> None:
         since, status = self._recovering_since, self._status
         if since is None or status is None or self.now() - since < self._policy.guard.error_state_s:
             return
@@ -226,7 +226,7 @@ class StormGuardController:
             f"the recovery of incarnation {status.incarnation} has not ended for {self.now() - since:.0f} s "
             f"({status.phase.value})"
         )
-        await keeper.page("", f"recovery.{self._job}.{status.incarnation}", text, urgent=True)
+        await actions.page("", f"recovery.{self._job}.{status.incarnation}", text, urgent=True)
 
     def _marks(self) -> list[Any]:
         if self._status is None or self._status.phase in TERMINAL:
@@ -236,20 +236,20 @@ class StormGuardController:
     def _can_leave(self, node_name: str) -> bool:
         return self._status is not None and feasible(self._status, node_name)
 
-    async def _guard(self) -> GuardedActions:
-        if self._record_store is None:
-            keeper = GuardedActions(await self._open(), self._job, self._name, self._policy, self)
-            await keeper.forget()
-            await self._learn_unsettled(keeper)
-            self._record_store = keeper
-        return self._record_store
+    async def _guarded_actions(self) -> GuardedActions:
+        if self._actions is None:
+            actions = GuardedActions(await self._open(), self._job, self._name, self._policy, self)
+            await actions.forget()
+            await self._load_unsettled(actions)
+            self._actions = actions
+        return self._actions
 
-    def _lost_sight(self, error: Exception) -> None:
-        if not self._away:
-            self._away = True
+    def _on_store_lost(self, error: Exception) -> None:
+        if not self._store_lost:
+            self._store_lost = True
             logger.error("THE GUARD CAN'T REACH ITS RECORDS and allows nothing until it can: %s", error)
 
-    def _begin(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         if what in self._tasks:
             work.close()
             return
@@ -280,7 +280,7 @@ class StormGuardController:
             for worker in status.root.split(", "):
                 if node := self._node_of(worker):
                     self._to_count.append((node, Action.LEVEL_1, ident))
-                    if name == "error":  # the seats of who is lost go to spares anyway
+                    if name == "error":  # the ranks of who is lost go to spares anyway
                         self._prefer_a_spare(worker, node)
 
     def _prefer_a_spare(self, worker: str, node: str) -> None:
@@ -294,14 +294,14 @@ class StormGuardController:
         worker = self._status.worker(name) if self._status is not None else None
         return worker.node_name if worker is not None else ""
 
-    # ------------------------------------------------------------ as `guarding.World`
+    # ------------------------------------------------------------ as `guarded_actions.GuardedJob`
 
     def now(self) -> float:
-        """See `World.now`."""
+        """See `GuardedJob.now`."""
         return self._wall()
 
-    async def look(self, condition: Condition) -> tuple[bool, bool]:
-        """See `World.look`: the marks are the shared record. One hang after another is still a hang."""
+    async def observe(self, condition: Condition) -> tuple[bool, bool]:
+        """See `GuardedJob.observe`: the marks are the shared record. A hang after a hang is still one."""
         status = self._status
         kinds = _HUNG if condition.verdict in _HUNG else (condition.verdict,)
         marks = [m for m in self._marks() if m.node_name == condition.node_name and m.verdict in kinds]
@@ -320,11 +320,11 @@ class StormGuardController:
         return status is not None and status.saved_at >= due_at
 
     async def collect(self, condition: Condition) -> str:
-        """See `World.collect`."""
+        """See `GuardedJob.collect`."""
         return "\n".join(self._seen.get(condition.node_name, ()))
 
     async def act(self, condition: Condition, taken: GuardedAction) -> tuple[Outcome, str]:
-        """See `World.act`: an event of `step`, and then what the job makes of it."""
+        """See `GuardedJob.act`: an event of `step`, and then what the job makes of it."""
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND:
             return Outcome.WITHDRAWN, "training doesn't run"
@@ -345,12 +345,12 @@ class StormGuardController:
             del self._pending[taken.id]
 
     async def page(self, key: str, text: str, *, urgent: bool) -> None:
-        """See `World.page`."""
+        """See `GuardedJob.page`."""
         self._feed(Noted("", key.partition(".")[0], "guard.page", text, self._wall()))
         await self._pager.send(key, text, urgent=urgent)
 
     def note(self, condition: Condition, code: str, detail: str) -> None:
-        """See `World.note`."""
+        """See `GuardedJob.note`."""
         self._feed(Noted(condition.worker, condition.node_name, code, detail, self._wall()))
 
 
@@ -396,7 +396,7 @@ def add_to(
     *,
     fresh: bool,
 ) -> None:
-    """Give a job its desk for nodes and the guard over what is done to them, both on the cluster's records,
+    """Add the controllers of nodes and of the guard over what is done to them, both on the cluster's records,
     or in the job's own `store`. ValueError if the isolation driver can't be used here.
     """
     job = nodes.source_of(spec)

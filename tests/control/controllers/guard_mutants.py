@@ -31,9 +31,9 @@ class NoReverification(GuardedActions):
 
     _first: Observation | None = None
 
-    async def _look(self, condition: Condition) -> Observation:
+    async def _observe(self, condition: Condition) -> Observation:
         if self._first is None:
-            return await super()._look(condition)
+            return await super()._observe(condition)
         return self._first
 
     async def _carry_out(self, condition: Condition, reason: str) -> None:
@@ -56,12 +56,12 @@ class CountsIntents(GuardedActions):
 class NoFence(GuardedActions):
     """Whoever held the lock once goes on, however long it slept."""
 
-    async def _under(self, lock: Lease, condition: Condition, reason: str) -> None:
+    async def _act_under(self, lock: Lease, condition: Condition, reason: str) -> None:
         held = type("Held", (), {"held": True, "token": lock.token})()
         patch = msgspec.structs.replace(self._policy.guard, lock_s=3600.0)
         before, self._policy = self._policy, msgspec.structs.replace(self._policy, guard=patch)
         try:
-            await super()._under(held, condition, reason)
+            await super()._act_under(held, condition, reason)
         finally:
             self._policy = before
 
@@ -69,23 +69,27 @@ class NoFence(GuardedActions):
 class NoCompareAndSwap(GuardedActions):
     """The record is written over whatever is there, and the lock isn't looked at again."""
 
-    async def _commit(self, condition: Condition, known: guarded_actions.Known, taken: GuardedAction) -> bool:
-        after = storm_guard.commit(known.node, taken, self._policy.guard)
+    async def _commit(
+        self, condition: Condition, records: guarded_actions.Records, taken: GuardedAction
+    ) -> bool:
+        after = storm_guard.commit(records.node, taken, self._policy.guard)
         await self._change(condition.node_name, lambda _: after)
         return True
 
-    async def _under(self, lock: Lease, condition: Condition, reason: str) -> None:
-        await super()._under(type("Held", (), {"held": True, "token": lock.token})(), condition, reason)
+    async def _act_under(self, lock: Lease, condition: Condition, reason: str) -> None:
+        await super()._act_under(type("Held", (), {"held": True, "token": lock.token})(), condition, reason)
 
 
 class NoLock(GuardedActions):
     """Everybody acts at once, and the record is no obstacle either."""
 
     async def _carry_out(self, condition: Condition, reason: str) -> None:
-        await self._under(type("Held", (), {"held": True, "token": 1})(), condition, reason)
+        await self._act_under(type("Held", (), {"held": True, "token": 1})(), condition, reason)
 
-    async def _commit(self, condition: Condition, known: guarded_actions.Known, taken: GuardedAction) -> bool:
-        after = storm_guard.commit(known.node, taken, self._policy.guard)
+    async def _commit(
+        self, condition: Condition, records: guarded_actions.Records, taken: GuardedAction
+    ) -> bool:
+        after = storm_guard.commit(records.node, taken, self._policy.guard)
         await self._change(condition.node_name, lambda _: after)
         return True
 
@@ -93,17 +97,19 @@ class NoLock(GuardedActions):
 class OwnClock(GuardedActions):
     """Each look starts the clock again: the first draft of the document, which never acted."""
 
-    async def known(self, condition: Condition) -> guarded_actions.Known:
-        known = await super().known(condition)
-        if known.anchor is None:
-            return known
-        return known._replace(anchor=msgspec.structs.replace(known.anchor, since=self._now()))
+    async def records(self, condition: Condition) -> guarded_actions.Records:
+        records = await super().records(condition)
+        if records.anchor is None:
+            return records
+        return records._replace(anchor=msgspec.structs.replace(records.anchor, since=self._now()))
 
 
 class SilentFailure(GuardedActions):
     """A failed action is a line in a log."""
 
-    async def _finish(self, condition: Condition, taken: GuardedAction, outcome: Outcome, said: str) -> None:
+    async def _finish(
+        self, condition: Condition, taken: GuardedAction, outcome: Outcome, detail: str
+    ) -> None:
         await self._settle(condition.node_name, taken.id, outcome)
 
 
@@ -129,7 +135,7 @@ class ClaimIsEnough(GuardedActions):
             await self._store.create(key, b'{"claimed_at":0,"sent":true}')
         except (KeyExists, RevisionConflict):
             return True
-        await self._world.page(f"{node_name}.{what}", text, urgent=urgent)
+        await self._guarded_job.page(f"{node_name}.{what}", text, urgent=urgent)
         return True
 
 
@@ -141,10 +147,10 @@ def _uncounted(node: NodeGuard, entry: object) -> NodeGuard:
 RULES: dict[str, tuple[str, Any]] = {
     "no cooldown": ("cooling_s", lambda node, now, policy: 0.0),
     "nothing is counted": ("count", _uncounted),
-    "the breaker never opens": ("guarded", lambda node, now: []),
+    "the breaker never opens": ("breaker_actions", lambda node, now: []),
     "no persistence": ("_persistence", lambda seen, anchor, now, policy: None),
 }
-KEEPERS: dict[str, type[GuardedActions]] = {
+SUBCLASSES: dict[str, type[GuardedActions]] = {
     "no re-verification": NoReverification,
     "intents are counted": CountsIntents,
     "no fence": NoFence,
@@ -155,13 +161,13 @@ KEEPERS: dict[str, type[GuardedActions]] = {
     "no escalation": NoEscalation,
     "a claimed page counts as sent": ClaimIsEnough,
 }
-MUTANTS = [*RULES, *KEEPERS]
+MUTANTS = [*RULES, *SUBCLASSES]
 
 
 @contextmanager
 def mutant(name: str, patch: pytest.MonkeyPatch) -> Iterator[type[GuardedActions]]:
-    """The keeper with this rule broken."""
+    """The class with this rule broken."""
     with patch.context() as inside:
         if name in RULES:
             inside.setattr(storm_guard, *RULES[name])
-        yield KEEPERS.get(name, GuardedActions)
+        yield SUBCLASSES.get(name, GuardedActions)

@@ -1,7 +1,7 @@
-"""One instance of the guard as a process of its own: `python -m tests.control.controllers.racer`, told by a
-line of JSON.
+"""One instance of the guard as a process of its own: `python -m tests.control.controllers.racer`, with its
+settings as a line of JSON.
 
-It looks at some nodes, all of them bad, as fast as it can, and writes each action as a line to a shared file.
+It examines some nodes, all of them bad, as fast as it can, and writes each action as a line to a shared file.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from aegis_elastic.store.jetstream import JetStreamStore
 POLICY = Policy(guard=Guard(persistence_s=0.3, look_s=0.05, cooldown_s=600, lock_s=5))
 
 
-async def open_store(told: dict[str, Any]) -> Store:
+async def open_store(settings: dict[str, Any]) -> Store:
     """The store that both share."""
-    if told["kind"] == "files":
-        return await FileStore.open(Path(told["at"]))
-    if told["kind"] == "etcd":
-        return await EtcdStore.open([told["at"]], "race")
-    keys, key = PlaneKeys.load(Path(told["keys"])), NKey.generate()
+    if settings["kind"] == "files":
+        return await FileStore.open(Path(settings["at"]))
+    if settings["kind"] == "etcd":
+        return await EtcdStore.open([settings["at"]], "race")
+    keys, key = PlaneKeys.load(Path(settings["keys"])), NKey.generate()
     credentials = Credentials(key, master_jwt(keys, key.public, expires_s=600))
     return await JetStreamStore.open(
-        await BusConnection.connect([told["at"]], credentials, name="racer"), "race"
+        await BusConnection.connect([settings["at"]], credentials, name="racer"), "race"
     )
 
 
-class World:
+class RacingJob:
     """Every node is bad, and an action takes a moment."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.name = told["name"]
-        self.dies = told["dies"]
-        self.file = os.open(told["acts"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.name = settings["name"]
+        self.dies = settings["dies"]
+        self.file = os.open(settings["acts"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def now(self) -> float:
         return time.time()
 
-    async def look(self, condition: Condition) -> tuple[bool, bool]:
+    async def observe(self, condition: Condition) -> tuple[bool, bool]:
         return True, True
 
     async def collect(self, condition: Condition) -> str:
@@ -74,20 +74,20 @@ class World:
 
 
 async def main() -> None:
-    told = json.loads(sys.stdin.readline())
-    store = await open_store(told)
-    keeper = GuardedActions(store, "job", told["name"], POLICY, World(told))
+    settings = json.loads(sys.stdin.readline())
+    store = await open_store(settings)
+    guarded_actions = GuardedActions(store, "job", settings["name"], POLICY, RacingJob(settings))
     print("ready", flush=True)
     sys.stdin.readline()
     conditions = [
         Condition(f"node-{n}", f"w{n}", Verdict.FROZEN, Action.RESTART_HUNG, "a race")
-        for n in range(told["nodes"])
+        for n in range(settings["nodes"])
     ]
 
     async def race(condition: Condition) -> None:
-        until = time.time() + told["for_s"]
+        until = time.time() + settings["for_s"]
         while time.time() < until:
-            await keeper.look(condition)
+            await guarded_actions.examine(condition)
             await asyncio.sleep(0.02)
 
     await asyncio.gather(*map(race, conditions))

@@ -125,11 +125,11 @@ class Cluster:
     """The truth, and the judge."""
 
     def __init__(
-        self, seed: int, policy: Guard, days: float, keeper: type[GuardedActions] = GuardedActions
+        self, seed: int, policy: Guard, days: float, guarded_actions: type[GuardedActions] = GuardedActions
     ) -> None:
         self.rng = random.Random(seed)
         self.policy = Policy(guard=policy)
-        self.keeper = keeper
+        self.guarded_actions = guarded_actions
         self.sleepy = 0.01
         self.end_s = days * DAY_S
         self.nodes = [Node(f"n{k}", random.Random(seed * 1000 + k)) for k in range(2)]
@@ -143,7 +143,7 @@ class Cluster:
         self.meant: dict[str, Master] = {}
         self.counted: dict[str, set[str]] = defaultdict(set)
         self.unsettled: set[str] = set()
-        self.last_look: dict[str, float] = {}
+        self.last_observed: dict[str, float] = {}
         self.watched_since: dict[str, float] = {}
         self.judged: set[str] = set()
 
@@ -233,14 +233,14 @@ class Cluster:
         if unhelped and not any(f"no_help.{taken.id}" in page for _, page in self.pages):
             raise Broken(f"{taken.worker}: {taken.id} did not help, and the page about that was never sent")
 
-    def note_look(self, node: Node) -> None:
+    def note_observed(self, node: Node) -> None:
         """Somebody looks at it. It takes a frozen node two minutes to be bad again: a shorter hole hides
         none.
         """
         now = asyncio.get_running_loop().time()
-        if now - self.last_look.get(node.name, -DAY_S) > self.policy.guard.heartbeat_stale_s:
+        if now - self.last_observed.get(node.name, -DAY_S) > self.policy.guard.heartbeat_stale_s:
             self.watched_since[node.name] = now
-        self.last_look[node.name] = now
+        self.last_observed[node.name] = now
 
     def has_anchor(self, node: Node) -> bool:
         """Whether somebody has seen it bad and nobody has cleared that away."""
@@ -261,10 +261,10 @@ class Cluster:
         for name, stretch in self.lasting.items():
             self.stretches[name].append(stretch)
         for node in self.nodes:
-            told = [at for at, page in self.pages if page.startswith(f"{node.name}.")]
-            told += [done.at for done in self.done[node.name]]
+            handled_at = [at for at, page in self.pages if page.startswith(f"{node.name}.")]
+            handled_at += [done.at for done in self.done[node.name]]
             for since, until in self.stretches[node.name]:
-                if until - since > FOLLOW_UP_S and not any(since <= at <= until for at in told):
+                if until - since > FOLLOW_UP_S and not any(since <= at <= until for at in handled_at):
                     raise Broken(
                         f"{node.name} was bad from {since} to {until}, and nobody did or said anything"
                     )
@@ -303,7 +303,7 @@ class Master:
         self.store = MemoryStore(cluster.backend)
         self.verified: dict[str, Looked] = {}
         self.collected: dict[str, float] = {}
-        self.keeper = cluster.keeper(_Shaky(self), "job", name, cluster.policy, self)  # type: ignore[arg-type]
+        self.guarded_actions = cluster.guarded_actions(_Shaky(self), "job", name, cluster.policy, self)  # type: ignore[arg-type]
 
     async def run(self) -> None:
         Master.alive.append(self)
@@ -323,8 +323,8 @@ class Master:
         if not (bad or node.name in self.cluster.unsettled or self.cluster.has_anchor(node)):
             return  # as a master looks at marked nodes only
         try:
-            await self.keeper.follow_up(condition)
-            await self.keeper.look(condition)
+            await self.guarded_actions.follow_up(condition)
+            await self.guarded_actions.examine(condition)
         except StoreUnavailable:
             return  # at the next look
 
@@ -345,17 +345,17 @@ class Master:
         elif chance < 0.14 + self.cluster.sleepy:
             await asyncio.sleep(self.rng.uniform(0.01, 5))
 
-    # ------------------------------------------------------------ as `guarding.World`
+    # ------------------------------------------------------------ as `guarded_actions.GuardedJob`
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def look(self, condition: Condition) -> tuple[bool, bool]:
+    async def observe(self, condition: Condition) -> tuple[bool, bool]:
         await self.step()
         node = self._node(condition)
         bad = node.bad(self.now(), self.cluster.policy.guard)
         self.verified[node.name] = Looked(self.now(), bad)
-        self.cluster.note_look(node)
+        self.cluster.note_observed(node)
         return bad, True
 
     async def collect(self, condition: Condition) -> str:
@@ -423,7 +423,7 @@ def simulate(
     seed: int,
     days: float = 1.0,
     policy: Guard | None = None,
-    keeper: type[GuardedActions] = GuardedActions,
+    guarded_actions: type[GuardedActions] = GuardedActions,
     sleepy: float = 0.01,
 ) -> Cluster:
     """Run one cluster; `Broken` if the guard did something wrong. Returns it for its figures. `sleepy`: how
@@ -431,7 +431,7 @@ def simulate(
     """
     loop = VirtualLoop()
     # A cooldown that outlasts the judgement over an action is another situation than one that doesn't.
-    cluster = Cluster(seed, policy or (SHORT if seed % 2 else LONG), days, keeper)
+    cluster = Cluster(seed, policy or (SHORT if seed % 2 else LONG), days, guarded_actions)
     cluster.sleepy = sleepy
     try:
         loop.run_until_complete(cluster.run())

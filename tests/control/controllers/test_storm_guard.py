@@ -155,12 +155,12 @@ def test_a_mark_that_goes_before_its_turn_costs_nothing() -> None:
         office.happens(Unmark("n1", Verdict.FROZEN, "it moves again"))
         office.fed.remove(act)
         office.happens(act)  # which comes too late
-        node, _ = await (await office.controller._guard()).node("n1")
+        node, _ = await (await office.controller._guarded_actions()).node("n1")
         await office.until(
             lambda: any(isinstance(e, Noted) and e.code == "guard.withdrawn" for e in office.fed), False
         )
         await asyncio.sleep(0.05)
-        node, _ = await (await office.controller._guard()).node("n1")
+        node, _ = await (await office.controller._guarded_actions()).node("n1")
         assert (node.counted, node.cool_until) == ((), 0.0)
         assert office.recorded.status.recover_count == 0
 
@@ -221,11 +221,11 @@ def test_a_guard_that_breaks_is_put_aside_and_the_job_goes_on() -> None:
 
 def test_the_breaker_stops_isolations_and_observing_stops_all() -> None:
     async def story(office: Office) -> None:
-        keeper = await office.controller._guard()
+        guarded_actions = await office.controller._guarded_actions()
         for number in range(3):
-            await keeper.count("n1", Action.ISOLATE, str(number))
+            await guarded_actions.count("n1", Action.ISOLATE, str(number))
             assert await office.controller.objection("n1") == ""
-        await keeper.count("n1", Action.ISOLATE, "once more")
+        await guarded_actions.count("n1", Action.ISOLATE, "once more")
         assert (
             await office.controller.objection("n1") == "the breaker is open: 4 actions in 24 h, 3 are allowed"
         )
@@ -240,13 +240,13 @@ def test_the_breaker_stops_isolations_and_observing_stops_all() -> None:
 
 def test_old_records_are_forgotten_and_young_ones_are_not() -> None:
     async def story(office: Office) -> None:
-        keeper = await office.controller._guard()
-        await keeper.page("n1", "old", "text", urgent=False)
-        await keeper.count("n1", Action.LEVEL_1, "old")
+        guarded_actions = await office.controller._guarded_actions()
+        await guarded_actions.page("n1", "old", "text", urgent=False)
+        await guarded_actions.count("n1", Action.LEVEL_1, "old")
         now = time.time
         office.controller._wall = lambda: now() + 3 * 86400
-        await keeper.page("n2", "young", "text", urgent=False)
-        await keeper.forget()
+        await guarded_actions.page("n2", "young", "text", urgent=False)
+        await guarded_actions.forget()
         assert [key.split(".")[-1] for key in office.backend.entries] == [b"young".hex()]
 
     play(story)
@@ -258,9 +258,9 @@ def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used:
 
     async def story(office: Office) -> None:
         s = office.recorded.status
-        keeper = await office.controller._guard()
+        guarded_actions = await office.controller._guarded_actions()
         for number in range(used):
-            await keeper.count("n1", Action.RESTART_HUNG, f"deed {number}")
+            await guarded_actions.count("n1", Action.RESTART_HUNG, f"deed {number}")
         office.happens(Join("w2", "u2", "n2", "127.0.0.1", 1), Fit("w2", "u2", True))
         await office.until(lambda: office.controller._records_in == 1)
         office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
@@ -273,9 +273,11 @@ def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used:
         if used == 3:
             assert seated == ["w0", "w2"]
             assert not office.recorded.status.error_nodes, "nothing was found broken there"
-            said = [line.reason for line in office.recorded.lines if line.transition == "relieve"]
-            assert said == ["w1 is relieved: not counted; n1: the breaker is open: 3 actions in 24 h, 3 are "
-                            "allowed; w2 steps in"]  # fmt: skip
+            reasons = [line.reason for line in office.recorded.lines if line.transition == "relieve"]
+            assert reasons == [
+                "w1 is relieved: not counted; n1: the breaker is open: 3 actions in 24 h, 3 are allowed; w2 "
+                "steps in"
+            ]
         else:
             assert seated == ["w0", "w1"]
         assert office.recorded.status.recover_count == 1
@@ -286,14 +288,14 @@ def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used:
 def test_a_policy_that_observes_only_says_that_a_spare_would_take_over() -> None:
     async def story(office: Office) -> None:
         s = office.recorded.status
-        keeper = await office.controller._guard()
+        guarded_actions = await office.controller._guarded_actions()
         for number in range(3):
-            await keeper.count("n1", Action.RESTART_HUNG, f"deed {number}")
+            await guarded_actions.count("n1", Action.RESTART_HUNG, f"deed {number}")
         office.happens(Noted("", "", "a.b", "wakes the desk", 0.0))
         await office.until(lambda: office.controller._records_in == 1)
         office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
-        said = [e.detail for e in office.fed if isinstance(e, Noted) and e.code == "guard.would_act"]
-        assert said == ["a spare instead: the breaker is open: 3 actions in 24 h, 3 are allowed"]
+        reasons = [e.detail for e in office.fed if isinstance(e, Noted) and e.code == "guard.would_act"]
+        assert reasons == ["a spare instead: the breaker is open: 3 actions in 24 h, 3 are allowed"]
         assert not any(isinstance(event, Relieve) for event in office.fed)
 
     play(story, policy=Policy("observe", QUICK.guard))
@@ -375,8 +377,8 @@ def test_a_node_that_its_first_check_condemns_is_isolated(nodes: int, broken: in
 def test_first_checks_that_condemn_too_many_end_the_job_and_condemn_nobody(nodes: int, broken: int) -> None:
     recorded, pages = first_checks(nodes, broken)
     assert recorded.status.phase is Phase.FAILED and not recorded.status.error_nodes
-    said = f"the first checks: {broken} of {nodes} nodes are found broken together (gpu.missing)"
-    assert recorded.status.fail_reason.startswith(said)
+    reasons = f"the first checks: {broken} of {nodes} nodes are found broken together (gpu.missing)"
+    assert recorded.status.fail_reason.startswith(reasons)
     [page] = pages
     assert page == f"BRAKE: {recorded.status.fail_reason}"
 

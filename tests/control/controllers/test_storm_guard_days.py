@@ -35,9 +35,9 @@ def _days(first: int, count: int) -> tuple[int, int, str]:
             raise AssertionError(f"seed {seed}: {broken}") from broken
         actions += cluster.actions
         pages += len(cluster.pages)
-    said = f"seeds {first} to {first + count - 1}: {count} days, {actions} guarded actions, {pages} pages"
-    print(said)
-    return actions, pages, said
+    summary = f"seeds {first} to {first + count - 1}: {count} days, {actions} guarded actions, {pages} pages"
+    print(summary)
+    return actions, pages, summary
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -62,10 +62,10 @@ def test_masters_that_sleep_a_lot_do_no_harm_either() -> None:
 @pytest.mark.timeout(3600)
 def test_ten_thousand_days_without_a_storm(capsys: pytest.CaptureFixture[str]) -> None:
     for first in range(SEED * 100_000, SEED * 100_000 + DAYS, 1000):
-        actions, _, said = _days(first, 1000)
+        actions, _, summary = _days(first, 1000)
         assert actions > 1000
         with capsys.disabled():  # `make full` keeps what it ran with
-            print(f"\n{said}, 0 violations", flush=True)
+            print(f"\n{summary}, 0 violations", flush=True)
 
 
 # It takes a sleep of ten minutes between two certain lines to show.
@@ -78,8 +78,8 @@ RARE = {"no fence", "no compare-and-swap"}
 def test_a_broken_rule_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sleepy = SLEEPY.get(name, 0.01)
     for seed in range(MUTANT_DAYS):
-        with mutant(name, monkeypatch) as keeper:
-            broken = _broken(seed, keeper, sleepy)
+        with mutant(name, monkeypatch) as guarded_actions:
+            broken = _broken(seed, guarded_actions, sleepy)
         if broken and MUST_SAY.get(name, "") not in broken:
             continue  # masters that sleep through everything break the bounds on what must happen, too
         if broken and not _broken(seed, GuardedActions, sleepy):
@@ -88,9 +88,9 @@ def test_a_broken_rule_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     pytest.fail(f"{MUTANT_DAYS} days with {name} went well")
 
 
-def _broken(seed: int, keeper: type[GuardedActions], sleepy: float) -> str:
+def _broken(seed: int, guarded_actions: type[GuardedActions], sleepy: float) -> str:
     try:
-        simulate(seed, keeper=keeper, sleepy=sleepy)
+        simulate(seed, guarded_actions=guarded_actions, sleepy=sleepy)
     except Broken as broken:
         return str(broken)
     return ""

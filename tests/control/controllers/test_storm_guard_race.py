@@ -19,7 +19,7 @@ FOR_S = 2.5
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def told(kind: str, backend: Backend, folder: Path) -> dict[str, Any]:
+def settings(kind: str, backend: Backend, folder: Path) -> dict[str, Any]:
     if isinstance(backend, Etcd):
         return {"kind": kind, "at": f"127.0.0.1:{backend.port}"}
     if isinstance(backend, JetStream):
@@ -48,7 +48,7 @@ async def race(kind: str, folder: Path, dies: bool) -> list[list[str]]:
                 "for_s": FOR_S,
                 "dies": dies and name == "one",
             }
-            process.stdin.write(json.dumps(line | told(kind, backend, folder)).encode() + b"\n")
+            process.stdin.write(json.dumps(line | settings(kind, backend, folder)).encode() + b"\n")
             both.append(process)
         try:
             for process in both:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aegis_elastic.control.controllers.guarded_actions import GuardedActions, World
+from aegis_elastic.control.controllers.guarded_actions import GuardedActions, GuardedJob
 from aegis_elastic.core.model import Verdict
 from aegis_elastic.core.policy.settings import Guard, Policy
 from aegis_elastic.core.policy.storm_guard import (
@@ -30,7 +30,7 @@ class Died(Exception):
     """This instance is killed here."""
 
 
-class Scene(World):
+class Scene(GuardedJob):
     """One cluster as all instances see it: a wall clock that the story moves, and what happens to a node."""
 
     def __init__(self, policy: Policy | None = None) -> None:
@@ -52,7 +52,7 @@ class Scene(World):
     def now(self) -> float:
         return self.clock
 
-    async def look(self, condition: Condition) -> tuple[bool, bool]:
+    async def observe(self, condition: Condition) -> tuple[bool, bool]:
         return self.bad, self.boundary
 
     async def collect(self, condition: Condition) -> str:
@@ -78,9 +78,9 @@ class Scene(World):
         end = self.clock + for_s
         while self.clock < end:
             self.clock += LOOK_S
-            for keeper in keepers:
-                await keeper.follow_up(condition or FROZEN)
-                await keeper.look(condition or FROZEN)
+            for guarded_actions in keepers:
+                await guarded_actions.follow_up(condition or FROZEN)
+                await guarded_actions.examine(condition or FROZEN)
 
 
 FROZEN = Condition("gpu-7", "w7", Verdict.FROZEN, Action.RESTART_HUNG, "no heartbeat for 2 minutes")
@@ -146,10 +146,10 @@ def test_two_instances_that_disagree_by_one_observation_dont_reset_each_others_c
         for _ in range(5):
             scene.clock += LOOK_S
             other = scene.instance("other")
-            assert await other.look(FROZEN) is DecisionKind.WAIT
-            await one.look(FROZEN)
+            assert await other.examine(FROZEN) is DecisionKind.WAIT
+            await one.examine(FROZEN)
         scene.clock += LOOK_S
-        await one.look(FROZEN)
+        await one.examine(FROZEN)
         assert len(scene.acts) == 1
         assert scene.clock - since == 3 * MINUTES
 
@@ -170,14 +170,14 @@ def test_what_one_master_has_seen_its_successors_need_not_see_again() -> None:
 
         for name in ("second", "third", "fourth"):
             scene.clock += 50
-            assert await scene.instance(name).look(FROZEN) is DecisionKind.WAIT
+            assert await scene.instance(name).examine(FROZEN) is DecisionKind.WAIT
         scene.on_collect = dies
         scene.clock += 50
         with pytest.raises(Died):
-            await scene.instance("fifth").look(FROZEN)
+            await scene.instance("fifth").examine(FROZEN)
         scene.on_collect = None
         scene.clock += 50
-        assert await scene.instance("sixth").look(FROZEN) is DecisionKind.ACT
+        assert await scene.instance("sixth").examine(FROZEN) is DecisionKind.ACT
         [taken] = scene.acts
         assert taken.reason == "frozen, for 250 s: no heartbeat for 2 minutes"
 
@@ -193,10 +193,10 @@ def test_of_two_instances_one_acts_and_the_other_skips() -> None:
         meanwhile: list[DecisionKind] = []
 
         async def other_looks() -> None:
-            meanwhile.append(await other.look(FROZEN))
+            meanwhile.append(await other.examine(FROZEN))
 
         scene.on_collect = other_looks
-        await one.look(FROZEN)
+        await one.examine(FROZEN)
         assert meanwhile == [DecisionKind.ACT], "it came to the same conclusion"
         assert len(scene.acts) == 1
         assert ("guard.locked", "another instance is at it") in scene.notes
@@ -220,7 +220,7 @@ def test_recovery_between_decision_and_action_cancels() -> None:
         assert [key for key, _, _ in scene.pages] == ["due", "cancelled"]
         node, _ = await one.node("gpu-7")
         assert node == NodeGuard(), "an intent costs nothing"
-        assert (await one.known(FROZEN)).anchor is None, "and is cleaned up"
+        assert (await one.records(FROZEN)).anchor is None, "and is cleaned up"
 
     play(story)
 
@@ -256,7 +256,7 @@ def test_a_worker_that_starts_is_not_restarted_again() -> None:
         assert len(scene.acts) == 1
         await scene.watch(9 * MINUTES, one)
         assert len(scene.acts) == 1
-        assert (await one.known(FROZEN)).anchor is None, "during the cooldown no clock runs"
+        assert (await one.records(FROZEN)).anchor is None, "during the cooldown no clock runs"
         scene.bad = False
         await scene.watch(20 * MINUTES, one)
         assert (len(scene.acts), scene.paged("no_help")) == (1, 0)
