@@ -1,4 +1,4 @@
-"""The values that decisions are made over: a job's specification, its status, and what the status is made of.
+"""The values that decisions are based on: a job's specification, its status, and the parts of the status.
 
 Everything here is immutable and has one JSON form (the names of `spec/interfaces.md`: camelCase, units last
 in our own additions). Only `core.machine` constructs or changes a `Status`; a test holds that.
@@ -30,14 +30,14 @@ BOOTING = frozenset({Phase.PENDING, Phase.BOOT_CHECKING})
 
 
 class Mode(str, enum.Enum):
-    """Who leads the job's ranks: the master, or the agents among themselves (as plain torchelastic)."""
+    """Who leads the job's ranks: the master, or the agents among themselves, as in plain torchelastic."""
 
     PROTECTED = "protected"
     INDEPENDENT = "independent"
 
 
 class Verdict(str, enum.Enum):
-    """What a detector can say of a node while training runs."""
+    """A detector's opinion of a node while training runs."""
 
     FROZEN = "frozen"
     DESYNC = "desync"
@@ -97,8 +97,8 @@ class ErrorNode(msgspec.Struct, frozen=True, rename="camel"):
 class NodeMark(msgspec.Struct, frozen=True, rename="camel"):
     """A detector's verdict on a node: a mark only. `time` (wall s) is when it was first made.
 
-    `evict` is the guard's reason for letting the node go ("" as long as it has not); `safe` says that a
-    checkpoint has completed at which it can go.
+    `evict` is the storm guard's reason for allowing the eviction ("" while it has not); `safe`: a checkpoint
+    has completed since the mark, so the node can leave.
     """
 
     node_name: str
@@ -113,8 +113,8 @@ class NodeMark(msgspec.Struct, frozen=True, rename="camel"):
 class JobSpec(msgspec.Struct, frozen=True, rename="camel"):
     """What a job is asked to be; never changes during its life. Waits in seconds.
 
-    `worker_num` seats are filled where possible, `min_worker_num` are enough after a loss. `requeue`: where
-    too few machines are left, a scheduler starts the job anew.
+    The job runs with `worker_num` workers where possible; `min_worker_num` are enough after a loss.
+    `requeue`: where too few machines are left, a scheduler starts the job anew.
     """
 
     job_name: str
@@ -154,13 +154,13 @@ def _wire_name(field: str) -> str:
 class Worker(msgspec.Struct, frozen=True, rename=_wire_name):
     """One worker: an agent and the training processes it manages.
 
-    Its place in `Status.workers` is its group rank. `risk`: the score of its node when it came
-    (`core.policy.node_records`); `fit`: it was checked while it waited as a spare. The fields from `gone` on
-    are facts that have arrived and that the next `Reconcile` will act upon: `gone` (no live agent),
-    `restarted` (the agent was lost or replaced), `failed` (the first Error of this incarnation is ours),
-    `faulty` (code of the failing check for which this node must leave), `renew` (why this agent must execute
-    itself again; while it is `gone`, too, it is doing that), `relieve` (why a spare would be better here, as
-    long as one is fit).
+    Its index in `Status.workers` is its group rank. `risk`: its node's score when it joined
+    (`core.policy.node_records`); `fit`: it passed its checks while it waited as a spare. The fields from
+    `gone` on are facts that have arrived and that the next `Reconcile` will act upon: `gone` (no live agent),
+    `restarted` (the agent was lost or replaced), `failed` (the first Error of this incarnation is this
+    worker's), `faulty` (code of the failing check for which this node must leave), `renew` (why this agent
+    must re-execute itself; it is doing so while it is `gone`, too), `relieve` (why a spare should replace it,
+    as long as a fit one waits).
     """
 
     name: str
@@ -193,11 +193,11 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     newest order hands out; `checks` the checks that it asks for; `step` the id of the last transition.
 
     `highest_step`, `saved_step` (the newest checkpoint's, completed at `saved_at` in incarnation `saved_in`)
-    and `highest_saved` are training steps, -1 as long as nobody has told; `saves` counts checkpoints.
-    `charged`: a failure of this incarnation stands in the accounts. `held` (why) and `held_until` (wall s):
-    the recovery waits. `last_root`, `last_level`, `last_step`: whose failure the last recovery answered, how
-    far it went, and the highest step then; `renewed`: this recovery has been at level 2. `attempt`: how often
-    the scheduler has started the job anew; `suspended`: why it is asked to.
+    and `highest_saved` are training steps, -1 while unknown; `saves` counts checkpoints. `charged`: a failure
+    of this incarnation has been charged. `held` (why) and `held_until` (wall s): the recovery waits.
+    `last_root`, `last_level`, `last_step`: whose failure the last recovery answered, its level, and the
+    highest step then; `renewed`: this recovery has been at level 2. `attempt`: how often the scheduler has
+    started the job anew; `suspended`: why it is to do so.
     """
 
     spec: JobSpec
@@ -238,7 +238,7 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
     suspended: str = ""
 
     def worker(self, name: str) -> Worker | None:
-        """The seated worker of that name, or None."""
+        """The worker of that name (spares aside), or None."""
         return next((worker for worker in self.workers if worker.name == name), None)
 
     @property
@@ -247,9 +247,9 @@ class Status(msgspec.Struct, frozen=True, rename="camel"):
         return self.deadline > 0 or self.held_until > 0
 
     def due_after(self, now: float) -> float:
-        """The first wall time after `now` at which waiting ends and something is to be decided; 0 for none.
+        """The first wall time after `now` at which waiting ends and a decision is due; 0 for none.
 
-        What ended before has been decided upon, or waits for more than time.
+        What ended before has been decided, or waits for more than time.
         """
         return min((at for at in (self.deadline, self.held_until) if at > now), default=0.0)
 

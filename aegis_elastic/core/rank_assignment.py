@@ -1,8 +1,8 @@
-"""Who takes part in the next start, and with which ranks.
+"""Rank assignment: who takes part in the next start, and with which ranks.
 
-A worker's group rank is its place in `Status.workers`. Places are given once, when the world first forms, and
-kept over every restart; a spare that steps in takes the place of the worker it replaces. So ranks move only
-when the world shrinks or grows.
+A worker's group rank is its index in `Status.workers`. The order is fixed when the world first forms and kept
+over every restart; a spare takes the index of the worker it replaces. So ranks change only when the world
+shrinks or grows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RankAssignment(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def assign_ranks(workers: tuple[Worker, ...]) -> tuple[RankAssignment, ...]:
-    """The seats of these workers, in group-rank order; global ranks are consecutive over them."""
+    """The assignments of these workers, in group-rank order; global ranks are consecutive over them."""
     assignments, offset = [], 0
     for group_rank, worker in enumerate(workers):
         assignments.append(RankAssignment(worker.name, worker.uid, group_rank, offset, worker.nproc))
@@ -32,9 +32,9 @@ def assign_ranks(workers: tuple[Worker, ...]) -> tuple[RankAssignment, ...]:
 
 
 def first_order(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
-    """The order when the world first forms: workers with a given node rank by it, the others as they came.
+    """The order when the world first forms: workers with a given node rank by it, others by arrival.
 
-    A worker that gave its node rank keeps that place where it can, so `--node-rank 0` is group rank 0.
+    A given node rank becomes the group rank where possible, so `--node-rank 0` is group rank 0.
     """
     given = sorted((worker for worker in workers if worker.ordinal >= 0), key=lambda worker: worker.ordinal)
     others = [worker for worker in workers if worker.ordinal < 0]

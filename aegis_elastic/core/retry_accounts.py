@@ -1,8 +1,8 @@
-"""Retries: who is charged, what the job's count is, when the limit is exceeded. All arithmetic, no state.
+"""Retries: charging a worker, the job's count, and when the limit is exceeded. Arithmetic only, no state.
 
-The job's count is the maximum over its workers. Restarts hit everyone, so counts align by themselves at the
-next start of training: no distributed bookkeeping. `maxRetry` failures are survived, the next one is one too
-many; it is counted (so a worker's retries may reach maxRetry + 1), but never past that.
+The job's count is the maximum over its workers. A restart concerns all of them, so the counts align at the
+next start of training, without distributed bookkeeping. `maxRetry` failures are survived, the next one is one
+too many; it is counted (so a worker's retries may reach maxRetry + 1), but never past that.
 """
 
 from __future__ import annotations

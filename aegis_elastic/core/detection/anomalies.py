@@ -1,7 +1,7 @@
-"""When what is measured of a rank is odd: rules that learn from this job what is usual, and only then judge.
+"""Anomalies of one rank's resources: rules that first learn from this job what is usual, and then judge.
 
 Lengths are counted in samples, so that a rule is the same whatever the pace (one sample a second by default).
-Each rule says a thing once: it fires, then stays silent until what it saw has passed (`clear` after it).
+Each rule fires once, then stays silent until the condition is over (the `_CLEAR` thresholds).
 
 A rule never decides anything: what fires is a record in the journal and in the node's history.
 """
@@ -29,7 +29,7 @@ _STEADY = 0.9  # of its speed: what keeps that much from one half to the next do
 
 
 class Anomaly(msgspec.Struct, frozen=True, rename="camel"):
-    """Something odd about a rank (global; `NODE`: the node as a whole). `time` in wall seconds of its node.
+    """An anomaly of a rank (global number; `NODE`: the node as a whole). `time` in wall seconds of its node.
 
     `code` is for machines, `detail` for people; `numbers` have their units in their names.
     """
@@ -43,11 +43,11 @@ class Anomaly(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as odd. Lengths in samples unless the name says otherwise.
+    """What counts as an anomaly. Lengths in samples unless the name says otherwise.
 
     `warm_up`: how much must have been seen of a rank's work before it is judged. A rank is idle when it uses
     less than `idle_share` of what it usually does, for `idle_min` samples and `idle_factor` times as long as
-    it has ever been idle and gone on.
+    its longest idle stretch after which it went on.
     """
 
     warm_up: int = 120
@@ -69,7 +69,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Fired:
-    """What a rule has to say: a sentence, and the numbers in it."""
+    """A rule's result: a sentence, and the numbers in it."""
 
     detail: str
     numbers: dict[str, float]
@@ -82,7 +82,7 @@ class Idle:
     is learned over all its incarnations.
     """
 
-    _AWAKE = 3  # samples of work that end an idle stretch; fewer are a twitch
+    _AWAKE = 3  # samples of work that end an idle stretch; fewer don't
     _SMOOTHED = 10  # the kernel counts processor time in hundredths of a second, and runs others in between
     _KEPT = 600
 
@@ -132,7 +132,7 @@ class Idle:
             self._usual = statistics.median(self._worked)
         self._awake += 1
         if self._awake >= self._AWAKE:
-            # it went on by itself, so that long is nothing to speak of from now on
+            # it went on by itself, so a stretch as long is normal from now on
             self._longest = max(self._longest, self._stretch)
             self._stretch = self._awake = 0
             self.fired = False
@@ -144,7 +144,7 @@ class Idle:
 
 
 class Growth:
-    """Memory that only grows: a rising floor that doesn't level off, and would fill the node before long."""
+    """Memory that only grows: a rising floor that doesn't level off, and would fill the node soon."""
 
     _CLEAR_ORDER = 0.5
     _COARSE = 5  # buckets
@@ -161,14 +161,14 @@ class Growth:
         self.fired = False
 
     def observe(self, used_bytes: float, available_bytes: float, now_s: float) -> Fired | None:
-        """The next sample: what it uses, and what there is for it to take. Returns what is wrong, once."""
+        """The next sample: bytes used, and bytes available to it. Returns what is wrong, once."""
         if self._skip:
             self._skip -= 1  # what a training allocates at its start is no leak
             return None
         self._bucket.append(used_bytes)
         if len(self._bucket) < self._rules.bucket:
             return None
-        # The floor of each bucket: what comes and goes (batches, a garbage collector's saw) is above it.
+        # The floor of each bucket: what comes and goes (batches, a garbage collector's sawtooth) is above it.
         self._floors.append((now_s, min(self._bucket)))
         self._bucket.clear()
         if len(self._floors) < self._rules.growth_buckets_min:
@@ -179,7 +179,7 @@ class Growth:
         points = list(self._floors)
         slope, order = trend(points)
         if len(points) == self._rules.growth_buckets:
-            # A saw that is longer than a bucket hides a leak in the fine series, not in the coarse one.
+            # A sawtooth longer than a bucket hides a leak in the fine series, not in the coarse one.
             order = max(order, trend(_floors_of(points, self._COARSE))[1])
         if self.fired:
             self.fired = order >= self._CLEAR_ORDER
@@ -214,7 +214,7 @@ def _floors_of(points: Points, length: int) -> list[tuple[float, float]]:
 
 
 def still_to_come(points: Points) -> float:
-    """How much more a growth will come to: without end unless it slows down, as a cache does that fills.
+    """How much more a growth will add, in bytes: infinite unless it slows down, as a filling cache does.
 
     A growth that loses a share of its speed in every half of the series goes on losing it: what comes is the
     sum of a geometric series.
@@ -228,8 +228,8 @@ def still_to_come(points: Points) -> float:
 
 
 def trend(points: Points) -> tuple[float, float]:
-    """(slope, order) of values over time, robust: the median of all pairs' slopes, and how much of a one-way
-    street it is (share of rising pairs less that of falling ones: 1 when every value is above all before it).
+    """(slope, order) of values over time, robust: the median of all pairs' slopes, and how monotonic it is
+    (share of rising pairs less that of falling ones: 1 when every value is above all before it).
     """
     slopes = []
     for place, (later_s, later) in enumerate(points):
@@ -246,8 +246,8 @@ class Drop:
     """Bandwidth that drops: bytes delivered for each second in which there was something to send.
 
     That quotient doesn't fall when the training sends less (evaluation, a slower step, a peer that computes),
-    but it does when the link gives less. A window says something if much was sent in it, or if much wanted to
-    be sent all the time: of small messages it would tell how long their acknowledgements took.
+    but it does when the link gives less. A window counts if much was sent in it, or if much waited to be sent
+    all the time: of small messages it would measure how long their acknowledgements took.
     """
 
     _BUSY_SHARE = 0.05
@@ -264,7 +264,7 @@ class Drop:
         self.begin()
 
     def begin(self) -> None:
-        """A new incarnation has new connections over the same links: what was learned stays."""
+        """A new incarnation has new connections over the same links: what was learned is kept."""
         self._clear()
         self._low = 0
         self.fired = False

@@ -1,4 +1,4 @@
-"""What an agent tells of its ranks' progress, and how long this job is known to go without a step.
+"""Progress: what an agent reports of its ranks' steps, and how long this job may go without one.
 
 No time is fixed: a job that evaluates for ten minutes every hour shows by itself that ten minutes without a
 step mean nothing. So patience is learned from the job's own pauses, and until there were enough steps to
@@ -16,12 +16,12 @@ import msgspec
 
 # Without a step for less than this nothing is wrong (a setting: --aegis-hang-after-s).
 FLOOR_S = 60.0
-# So many steps show how the job goes; before, compilation, caches and the first data make it slow.
+# After this many steps the usual pace is known; before, compilation, caches and the first data make it slow.
 LEARN_BEATS = 8
 # Times the longest pause so far, and times a usual step.
 OF_LONGEST = 2.0
 OF_STEP = 20.0
-# As long as nothing is learned: times the floor.
+# While the pace is unknown: times the floor.
 OF_FLOOR_FIRST = 10.0
 RANKS_MAX = 4096
 
@@ -33,13 +33,13 @@ _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
 class WindowWork(msgspec.Struct, frozen=True, rename="camel"):
-    """Own work of one window of iterations, as `usual` says it, in µs: up to the first collective, up to the
-    last, the whole iteration; CPU of the main thread. `serial` grows with every window, `count` are its
-    iterations. `first_error_us` and `last_error_us`: how far chance may have moved the first two (standard
-    error). `timed`: what it waited between its collectives is taken off the second.
+    """A rank's own work in one window of iterations, as `usual` computes it, in µs: up to the first
+    collective, up to the last, the whole iteration; CPU of the main thread. `serial` grows with every window,
+    `count` is its number of iterations. `first_error_us` and `last_error_us`: standard errors of the first
+    two. `timed`: the waits between its collectives are subtracted from the second.
 
-    `groups`: numbers of the process groups in which the rank's equals are; the same number on another rank is
-    the same group. () if it can't be told.
+    `groups`: ids of the process groups with the rank's equals; the same id on another rank is the same group.
+    () if unknown.
     """
 
     serial: _Count
@@ -55,14 +55,14 @@ class WindowWork(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One rank as its agent saw it at one look.
+    """One rank in one sample of its agent.
 
-    `step` -1: it has told of none; `beats` how many it made, the first `first_s` after the start. `idle_s`
-    since the last one, or since the start. `longest_s`, `step_s`: its longest pause so far and its usual one.
-    `state` is the kernel's letter, `state_s` how long it has been that at every look. `stack` as
-    `core.detection.stacks.pack` writes it, read only while something is odd; `steady` counts the looks in a
-    row that found it at that very place, 0 if it moves; `io_bytes_s` is what it read and wrote between them.
-    On the wire `stack_at` says instead which of the node's stacks it is: most ranks wait at the same place.
+    `step` -1: it has reported none; `beats`: steps made, the first `first_s` after the start. `idle_s`: since
+    the last one, or since the start. `longest_s`, `step_s`: its longest pause so far and its usual one.
+    `state` is the kernel's letter, `state_s` how long it has been that in every sample. `stack` as
+    `core.detection.stacks.pack` writes it, read only while something is odd; `steady` counts the samples in a
+    row at that very place, 0 if it moves; `io_bytes_s` is what it read and wrote between them. On the wire
+    `stack_at` is the index of the stack in `Facts.stacks` instead: most ranks wait at the same place.
     """
 
     rank: _Count
@@ -83,7 +83,7 @@ class RankFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class Saving(msgspec.Struct, frozen=True, rename="camel"):
-    """A rank's code said that a checkpoint is complete: its number among those that it said, wall seconds."""
+    """A rank's code reported a complete checkpoint: number of such calls so far, time in wall seconds."""
 
     rank: _Count
     calls: _Count
@@ -93,10 +93,10 @@ class Saving(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """All ranks of one node. Repeated as it is until the next look, which has the next number.
+    """All ranks of one node in one sample, whose number is `look`. Repeated unchanged until the next sample.
 
-    `reached` and `counted` are told when they have ended: the highest step that any of them has said, and how
-    many steps the furthest has made since it was started; -1: nobody knows.
+    `reached` and `counted` are given when the ranks have ended: the highest step that any of them reported,
+    and how many steps the furthest made since its start; -1: unknown.
     """
 
     look: _Count
@@ -109,14 +109,14 @@ class Facts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 _decoder = msgspec.json.Decoder(Facts)
-# What a watcher may tell is bounded (`core.protocol.messages`): some distinct stacks say all, and own work is
-# for peers.
+# A watcher's facts are bounded (`core.protocol.messages`): a few distinct stacks are enough, and own work
+# goes first.
 STACKS_BYTES_MAX = 12_000
 FACTS_BYTES_MAX = 30_000
 
 
 def decode(raw: msgspec.Raw) -> Facts:
-    """The facts in a report, as they were before `packed`. msgspec.ValidationError for what they can't be."""
+    """The facts in a report, as they were before `packed`. Raises msgspec.ValidationError if invalid."""
     facts = _decoder.decode(raw)
     ranks = tuple(
         msgspec.structs.replace(rank, stack=facts.stacks[rank.stack_at], stack_at=-1)
@@ -129,16 +129,16 @@ def decode(raw: msgspec.Raw) -> Facts:
 
 def packed(facts: Facts) -> Facts:
     """The same for the wire: equal stacks once, and of a node with very many ranks only what fits."""
-    places: dict[str, int] = {}
-    room = STACKS_BYTES_MAX
+    index: dict[str, int] = {}
+    bytes_left = STACKS_BYTES_MAX
     ranks = []
     for rank in facts.ranks:
         stack = rank.stack
-        if stack and stack not in places and len(stack) <= room:
-            places[stack] = len(places)
-            room -= len(stack)
-        ranks.append(msgspec.structs.replace(rank, stack="", stack_at=places.get(stack, -1)))
-    made = msgspec.structs.replace(facts, ranks=tuple(ranks), stacks=tuple(places))
+        if stack and stack not in index and len(stack) <= bytes_left:
+            index[stack] = len(index)
+            bytes_left -= len(stack)
+        ranks.append(msgspec.structs.replace(rank, stack="", stack_at=index.get(stack, -1)))
+    made = msgspec.structs.replace(facts, ranks=tuple(ranks), stacks=tuple(index))
     if len(msgspec.json.encode(made)) > FACTS_BYTES_MAX:
         bare = tuple(msgspec.structs.replace(rank, own=None) for rank in ranks)
         made = msgspec.structs.replace(made, ranks=bare)
@@ -158,9 +158,9 @@ def patience_s(ranks: Iterable[RankFacts], floor_s: float = FLOOR_S) -> float:
 
 
 def usual(times: Sequence[float]) -> float:
-    """What an iteration takes in this window: the mean without the tenth that was quickest and the tenth that
-    was slowest, one of each at least. Whoever is throttled computes in bursts, and half of its iterations may
-    show nothing: a median would not, either. A single stumble is left out as a median leaves it out.
+    """The usual time of an iteration in this window: the mean without the quickest and the slowest tenth, one
+    of each at least. A throttled rank computes in bursts, so half of its iterations, and so the median, may
+    show nothing. A single outlier is left out, as by a median.
     """
     ordered, cut = _cut(times)
     return statistics.fmean(ordered[cut : len(ordered) - cut])

@@ -1,7 +1,6 @@
-"""A sample of a node's ranks, the rules of all ranks over a series of samples, and what is reported of them.
+"""Samples of a node's ranks, the anomaly rules of all ranks over a series of samples, and the usage report.
 
-Pure: whoever has recorded samples can ask what monitoring would have said
-(`tests/core/detection/test_samples.py` does).
+Pure: recorded samples can be replayed through the rules (`tests/core/detection/test_samples.py` does).
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class RankSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """One look at a node. `took_s`: since the last one; `time` wall seconds, `at_s` monotonic ones."""
+    """One sample of a node. `took_s`: since the last one; `time` wall seconds, `at_s` monotonic ones."""
 
     time: float
     at_s: float
@@ -63,7 +62,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     network_bytes: int
 
     def usage(self, cost_s: float, skipped_bytes: int) -> dict[str, Any]:
-        """What the node's report says of it, in the form of `Usage`."""
+        """This sample for the node's report, in the wire form of `Usage`."""
         took_s = self.took_s or 1.0
         gpus = [rank.gpu for rank in self.ranks if rank.gpu is not None]
         return {
@@ -99,7 +98,7 @@ class RankUsage(msgspec.Struct, frozen=True, array_like=True):
 class Usage(msgspec.Struct, frozen=True, rename="camel"):
     """`ReportData.watched["monitor"]`: what a node and its ranks use. `cost_s`: processor time of a sample.
 
-    `skipped_bytes`: of the ranks' logs in this incarnation, written faster than they are looked at.
+    `skipped_bytes`: of the ranks' logs in this incarnation, written faster than they are read.
     """
 
     time: float
@@ -114,7 +113,7 @@ class Usage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RankRules:
-    """All rules, for every rank of a node. What they have learned is kept by local rank over incarnations."""
+    """All anomaly rules for all ranks of a node. What they learn is kept by local rank over incarnations."""
 
     def __init__(self, rules: Rules) -> None:
         self._cpu = defaultdict[int, Idle](lambda: Idle(rules, "cores", _CPU_FLOOR_CORES))
@@ -130,7 +129,7 @@ class RankRules:
                 rule.begin()
 
     def observe(self, sample: Sample) -> list[Anomaly]:
-        """What is odd in the newest sample, in the light of all before it."""
+        """The anomalies in the newest sample, given all before it."""
         found: list[Anomaly] = []
         if sample.took_s <= 0:
             return found

@@ -1,9 +1,9 @@
-"""Where ranks stand, compared: who is not where the others are.
+"""Stacks of ranks, compared: which rank is not where the others are.
 
 When most ranks wait in a collective operation and one doesn't, that one is what they wait for. Ranks are
 grouped by the places that their main threads went through: every function with its file, and the line of
-every call but the innermost, where a rank that works on is at another line at every look. So two ranks that
-wait in `barrier`, called from different lines, stand at different places, as they must.
+every call but the innermost, where a rank that works on is at another line in every sample. So two ranks that
+wait in `barrier`, called from different lines, are at different places.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-# Enough to tell calls apart, and small enough to be reported for every rank.
+# Enough to distinguish calls, and small enough to be reported for every rank.
 FRAMES_MAX = 24
 _SEPARATOR = " < "
 
@@ -94,7 +94,7 @@ class Comparison(msgspec.Struct, frozen=True):
     desync: bool
 
     def describe(self) -> str:
-        """One line: who is odd, at which function and line, and where the others are."""
+        """One line: which rank is odd, at which function and line, and where the others are."""
         if not self.odd:
             return ""
         most = self.clusters[0]
@@ -112,7 +112,7 @@ def compare(stacks: Mapping[int, Sequence[Frame]]) -> Comparison:
     for rank in sorted(stacks):
         if stacks[rank]:
             groups.setdefault(place(stacks[rank]), []).append(rank)
-    # The lowest rank decides between equals, so that everybody gets the same answer.
+    # The lowest rank decides between equals, so that the result is the same everywhere.
     ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
     clusters = tuple(
         Cluster(tuple(ranks), tuple(stacks[ranks[0]]), bool(waits_in(stacks[ranks[0]]))) for ranks in ordered

@@ -1,24 +1,23 @@
-"""Which rank computes longer than its peers, and keeps all of them waiting.
+"""Stragglers: which rank computes longer than its peers, and keeps all of them waiting.
 
-In a synchronous training everybody's step takes as long as the slowest rank's, so step times tell nothing.
-What a rank did between collectives does (`worker.step_hooks`). Of each window of iterations every rank gives
-its usual own work, up to the first collective and up to the last. A rank is slow in a window if one of them
+In a synchronous training every step takes as long as the slowest rank's, so step times tell nothing. A rank's
+own work between collectives does (`worker.step_hooks`). For each window of iterations every rank reports its
+usual own work, up to the first collective and up to the last. A rank is slow in a window if one of them
 lies above its peers' median by more than `FACTOR_MIN`, by more than the peers differ among themselves, and by
-a part of the step that is worth mentioning. Where most look slow at once there is a common cause, and nobody
-is.
+a relevant part of the step. Where most look slow at once there is a common cause, and no rank is slow.
 
 What lies between the first collective and the last may be waiting, too: with a slow link somewhere, ranks
-leave the one at different times, and come to the next one so. Unless that is known and taken off, being late
-there counts only for who has used the processor more.
+leave the one at different times, and reach the next one so. Unless that is known and subtracted, being late
+there counts only for a rank that has used the processor more.
 
 Peers are ranks with the same work: those that reduce or gather data together, be it over several groups
 (`equals`). Stages of a pipeline do that each among themselves, and are compared each among themselves. Yet a
-stage hands its lateness on to the next where nothing tells how long that waited; so of slow ranks in several
-stages, on several nodes, only those are named whose own processor time shows that it was their doing.
+late stage makes the next one late where its wait is unknown; so of slow ranks in several stages, on several
+nodes, only those are named whose own processor time explains it.
 
 One window proves nothing: a mark needs `BAD_WINDOWS` in a row, and more of them where iterations differ so
 much that all together they could still be chance (`SURE`). It goes away after `GOOD_WINDOWS` in a row. It is
-made only where moving the node out pays: what is won until the end against what a restart costs.
+made only where moving the node out pays: the time saved until the end against what a restart costs.
 
 A slow link shows in no rank's own work: it slows the collective itself, for everybody. What each rank's
 connections deliver tells that (`core.detection.anomalies`, `network.drop`), and the performance check
@@ -36,22 +35,22 @@ from aegis_elastic.core.detection.progress import WindowWork
 
 # Comparing needs a majority: of two it can't be told whether one is slow or the other fast.
 RANKS_MIN = 3
-# Of so many no single one moves the median: all are held against the same, or thousands would take minutes.
+# Among this many no single one moves the median: all are compared with the same, or it would take minutes.
 MANY = 128
-# The worst so many are told of: no more will be moved out for one window's sake.
+# At most this many of the worst are named in one window.
 NAMED_MAX = 16
 # Less than this many times the peers' median isn't called slow however sure it is.
 FACTOR_MIN = 1.15
 # The peers' own spread, in robust standard deviations, and the least spread that is believed: a handful of
 # peers may agree by chance.
 SIGMAS, SIGMA_MIN = 4.0, 0.02
-# What is lost must be at least this part of an iteration.
+# The loss must be at least this part of an iteration.
 SHARE_MIN = 0.05
 COUNT_MIN = 4
 BAD_WINDOWS, GOOD_WINDOWS = 3, 6
 # Standard errors by which the windows in a row must lie above the peers, all of them taken together.
 SURE = 5.0
-# How much longer a job goes on is unknown; one that has run for long will for as long again. At least this.
+# The remaining time of a job is unknown: it is taken to be the time it has run, at least this.
 LEFT_S_MIN = 3600.0
 # What moving a node out costs as long as this job has no figure of its own: stop, checks, start, first step.
 COST_S = 60.0
@@ -59,7 +58,7 @@ _MAD_SIGMA, _MEDIAN_ERROR = 1.4826, 1.2533
 
 
 class Slow(NamedTuple):
-    """A rank that keeps its peers waiting. Times in µs, `share` is what is lost of every iteration.
+    """A rank that keeps its peers waiting. Times in µs, `share` is the lost part of every iteration.
 
     `error_us` is the standard error of the difference to its peers.
     """
@@ -85,7 +84,7 @@ class Slow(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part of an iteration that everybody loses to it."""
+        """The part of an iteration that all lose to it."""
         return min(1.0, (self.own_us - self.peers_us) / max(self.step_us, self.own_us))
 
     @property
@@ -109,8 +108,8 @@ class Slow(NamedTuple):
 
 
 def equals(window: Mapping[int, WindowWork]) -> list[frozenset[int]]:
-    """Ranks with the same work, together: whoever is in a group of equals with another. Those of whom no
-    group is known are compared with one another.
+    """Sets of ranks with the same work: ranks that share a group of equals. Those without a known group are
+    compared with one another.
     """
     by_key: dict[int, set[int]] = {}
     for rank, own in window.items():
@@ -125,8 +124,8 @@ def equals(window: Mapping[int, WindowWork]) -> list[frozenset[int]]:
 
 
 def slow_ranks(window: Mapping[int, WindowWork], node_of: Mapping[int, str] | None = None) -> dict[int, Slow]:
-    """Who is slow in this window. Empty if most seem so, or if there are too few to compare. `node_of`: where
-    ranks are, each on a node of its own without.
+    """The slow ranks of this window. Empty if most seem slow, or if there are too few to compare. `node_of`:
+    rank -> node; without it each rank counts as on a node of its own.
     """
     known = {rank: own for rank, own in window.items() if own.count >= COUNT_MIN}
     several = [_slow_among({rank: known[rank] for rank in ranks}) for ranks in equals(known)]
@@ -156,7 +155,7 @@ def _slow_among(known: Mapping[int, WindowWork]) -> dict[int, Slow]:
 
 
 def _late(times: Mapping[int, float]) -> list[int]:
-    """Who lies above what its peers allow."""
+    """The ranks above the limit that their peers set."""
     if len(times) > MANY:
         limit = _limit(list(times.values()))
         return [rank for rank, time in times.items() if time > limit]
@@ -195,8 +194,8 @@ def _compared(rank: int, times: Mapping[int, float], known: Mapping[int, WindowW
 
 
 class WindowHistory(NamedTuple):
-    """What is remembered of the nodes between windows: bad windows in a row, the sum of their certainties,
-    good windows in a row, who is marked.
+    """The state of all nodes between windows: bad windows in a row, the sum of their certainties, good
+    windows in a row, marked nodes.
     """
 
     bad: Mapping[str, int] = {}
@@ -205,20 +204,20 @@ class WindowHistory(NamedTuple):
     marked: frozenset[str] = frozenset()
 
 
-def update(watch: WindowHistory, slow: Mapping[str, float], nodes: frozenset[str]) -> WindowHistory:
-    """The next memory after a window in which these nodes were slow, with that certainty (standard errors).
-    Nodes that have left are forgotten, but for their marks, which only good windows take away.
+def update(history: WindowHistory, slow: Mapping[str, float], nodes: frozenset[str]) -> WindowHistory:
+    """The history after a window in which these nodes were slow, with that certainty (standard errors). Nodes
+    that have left are dropped, except for their marks, which only good windows remove.
     """
-    bad = {node: watch.bad.get(node, 0) + 1 for node in slow if node in nodes}
-    sure = {node: watch.sure.get(node, 0.0) + slow[node] for node in bad}
-    good = {node: watch.good.get(node, 0) + 1 for node in nodes - slow.keys()}
+    bad = {node: history.bad.get(node, 0) + 1 for node in slow if node in nodes}
+    sure = {node: history.sure.get(node, 0.0) + slow[node] for node in bad}
+    good = {node: history.good.get(node, 0) + 1 for node in nodes - slow.keys()}
     proven = {
         node for node, count in bad.items() if count >= BAD_WINDOWS and sure[node] >= SURE * math.sqrt(count)
     }
-    marked = (watch.marked | proven) - {node for node, count in good.items() if count >= GOOD_WINDOWS}
+    marked = (history.marked | proven) - {node for node, count in good.items() if count >= GOOD_WINDOWS}
     return WindowHistory(bad, sure, good, marked)
 
 
 def pays(share: float, trained_s: float, cost_s: float = COST_S) -> bool:
-    """Whether moving the node out wins more than it costs: `share` of all the time that is left."""
+    """Whether moving the node out saves more than it costs: `share` of the remaining time."""
     return share * max(trained_s, LEFT_S_MIN) > cost_s

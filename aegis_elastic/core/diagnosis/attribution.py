@@ -1,12 +1,11 @@
-"""One crash, many Errors: which worker's failure came first in truth.
+"""Attribution: of the many Errors after one crash, which worker's failure is the root.
 
 When a rank dies, its peers' collectives fail within milliseconds, and their agents report too; over a
-network, in any order. What tells them apart is *how* they failed: a process that died of its own fault
-doesn't complain of a lost peer. So a failure that looks like a root is decided on at once, and one that looks
-like a consequence waits a moment for its root. If an agent itself may be lost, everybody else's failure may
-be its consequence: wait until that is known. Of several roots that are known at that moment the one that died
-first is the root, if the nodes' clocks can tell (`core.diagnosis.clocks`), else the one whose report came
-first.
+network, in any order. What distinguishes them is *how* they failed: a process that died by its own fault
+doesn't report a lost peer. So a failure that looks like a root is decided on at once, and one that looks
+like a consequence waits `WINDOW_S` for its root. If an agent itself may be lost, all other failures may be
+its consequence: wait until that is known. Of several roots known at that moment the one that died first is
+the root, if the nodes' clocks can tell (`core.diagnosis.clocks`), else the one whose report came first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from aegis_elastic.core.model import Failure
 
 WINDOW_S = 1.0
 
-# How a process speaks that has lost a peer: gloo, NCCL, the TCPStore, torchelastic. Matched ignoring case.
+# Messages of a process that has lost a peer: gloo, NCCL, the TCPStore, torchelastic. Matched ignoring case.
 PEER_LOSS = (
     r"connection closed by (remote )?peer",
     r"connection reset by (remote )?peer",
@@ -40,7 +39,7 @@ PEER_LOSS = (
     r"store is (no longer available|unavailable)",
     r"\b(RendezvousConnectionError|DistStoreError|DistNetworkError)\b",
 )
-# What points at communication by itself, beyond a peer's death. First the collectives that waited in vain.
+# What points at communication by itself, beyond a peer's death. First the collectives that timed out.
 COLLECTIVE_TIMEOUT = (
     r"collective operation timeout",
     r"watchdog caught collective",
@@ -65,13 +64,13 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 _PEER_LOSS, _TIMEOUT, _NETWORK = _any_of(PEER_LOSS), _any_of(COLLECTIVE_TIMEOUT), _any_of(NETWORK)
 
-# SIGTERM is somebody's wish that it end; SIGABRT is how C++ ends on an error that its last lines tell of.
-_ASKED_TO_END = ("SIGTERM", "TERM", "15")
+# SIGTERM: it was asked to end; SIGABRT: C++ ends so on an error that its last lines describe.
+_TERMINATED = ("SIGTERM", "TERM", "15")
 _ABORTED = ("SIGABRT", "ABRT", "6")
 _EXIT_BY_SIGTERM = 143  # how a shell between us and the process passes SIGTERM on
 
-# Signatures that point at communication: collectives that waited in vain, and faults between the machines.
-_WAITED_IN_VAIN = ("nccl_collective_timeout", "nccl_watchdog_stuck", "gloo_timeout")
+# Signatures that point at communication: collectives that timed out, and faults between the machines.
+_TIMED_OUT = ("nccl_collective_timeout", "nccl_watchdog_stuck", "gloo_timeout")
 _OF_THE_NETWORK = ("gloo", "rdma", "ucx")
 _ROLES_BY_WEIGHT: tuple[signatures.SignatureRole, ...] = ("root", "either", "cascade", "context")
 
@@ -91,7 +90,7 @@ class ReportedError(msgspec.Struct, frozen=True):
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """The worker at the root, or None: then ask again at `wait_until`, or when something changes.
+    """The worker at the root, or None: then attribute again at `wait_until`, or when something changes.
 
     `wait_until` is in seconds of the master's clock; infinite when only new evidence or the end of a
     suspicion can decide (a suspicion ends by itself: `liveness.Patience` bounds it).
@@ -103,8 +102,8 @@ class Attribution(msgspec.Struct, frozen=True):
 
 
 def role_of(failure: Failure) -> Role:
-    """Whether a process failed by itself, as far as it can be told from this failure alone."""
-    if failure.after_stop or failure.signal in _ASKED_TO_END or failure.exit_code == _EXIT_BY_SIGTERM:
+    """Whether a process failed by itself, as far as this failure alone shows."""
+    if failure.after_stop or failure.signal in _TERMINATED or failure.exit_code == _EXIT_BY_SIGTERM:
         return "consequence"
     if failure.signal and failure.signal not in _ABORTED:
         return "root"
@@ -112,13 +111,13 @@ def role_of(failure: Failure) -> Role:
 
 
 def _text_of(failure: Failure) -> str:
-    """What the process said about its end: its exception if it recorded one. Its last lines may then be of
+    """The process's output about its end: its exception if it recorded one. Its last lines may then be about
     other things (a warning about a peer an hour ago); without an exception they are all there is."""
     return failure.exception or "\n".join(failure.last_lines)
 
 
 class FailureText(Protocol):
-    """What a failed process left behind (a `Failure`, an entry of the report)."""
+    """The texts of a failed process, as `Failure` and the report's `FailureEntry` have them."""
 
     @property
     def exception(self) -> str | None: ...
@@ -129,15 +128,15 @@ class FailureText(Protocol):
 
 
 def signature_of(failure: FailureText) -> Signature | None:
-    """The signature that says most about this failure: of its exception, else of its last lines, else of its
-    signal; None if nothing is known of any of them.
+    """The most telling signature of this failure: of its exception, else of its last lines, else of its
+    signal; None if none matches.
 
-    A root says more than what may be one, and that more than a consequence; of equals the first stands, since
-    what is printed later is often about the end itself. What stands beside a failure says nothing of it.
+    The role "root" is preferred to "either", that to "cascade"; of equals the first counts, since what is
+    printed later is often about the end itself. "ignore" lines don't count.
     """
-    told = (failure.exception or "").splitlines()
+    exception = (failure.exception or "").splitlines()
     for lines in (
-        told,
+        exception,
         failure.last_lines,
         (f"killed by signal {failure.signal}",) if failure.signal else (),
     ):
@@ -150,36 +149,36 @@ def signature_of(failure: FailureText) -> Signature | None:
 
 
 def needs_earlier_checkpoint(failure: FailureText) -> bool:
-    """Whether this failure is of a checkpoint that can't be read, so that another must be resumed from."""
+    """Whether a checkpoint could not be read, so that training must resume from an earlier one."""
     signature = signature_of(failure)
     return signature is not None and signature.action == "fallback_checkpoint"
 
 
-def _points_at(signature: Signature | None) -> str:
-    """The clue in a signature: what waited in vain for others, or a fault of the network itself."""
+def _communication_clue(signature: Signature | None) -> str:
+    """The clue in a signature: a collective that timed out, or a fault of the network itself; "" for none."""
     if signature is None or signature.action not in ("diagnose", "isolate_node", "wait"):
         return ""
-    if signature.fault_class in _WAITED_IN_VAIN:
+    if signature.fault_class in _TIMED_OUT:
         return "collective_timeout"
     by_itself = signature.role in ("root", "either")
     return "network" if signature.component in _OF_THE_NETWORK and by_itself else ""
 
 
 def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """What these failures point at beyond the processes, in the words of `recovery.COMMUNICATION_CLUES`, and
-    "container" where a root's words speak of broken surroundings that a restart in place would find again.
+    """What these failures point at beyond the processes: codes of `recovery.COMMUNICATION_CLUES`, and
+    "container" where a root's output shows broken surroundings that a restart in place would find again.
 
-    A plain consequence points at nothing: that a peer is gone says no ill of the network.
+    A plain consequence points at nothing: that a peer is gone is no fault of the network.
     """
     failures = tuple(failures)
     clues = set()
     for failure in failures:
-        words = "\n".join((failure.exception or "", *failure.last_lines))
+        text = "\n".join((failure.exception or "", *failure.last_lines))
         signature = signature_of(failure)
-        hint = _points_at(signature)
-        if hint == "collective_timeout" or _TIMEOUT.search(words):
+        clue = _communication_clue(signature)
+        if clue == "collective_timeout" or _TIMEOUT.search(text):
             clues.add("collective_timeout")
-        elif role_of(failure) == "root" and (hint or _NETWORK.search(words)):
+        elif role_of(failure) == "root" and (clue or _NETWORK.search(text)):
             clues.add("network")
         if signature is not None and signature.action == "restart_container" and role_of(failure) == "root":
             clues.add("container")
@@ -188,27 +187,27 @@ def clues_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     return tuple(sorted(clues)) if failures else ("cause_unknown",)
 
 
-def _is_root_like(evidence: ReportedError) -> bool:
-    if not evidence.failures:  # the agent itself says why, for example that it couldn't start the ranks
-        return not _PEER_LOSS.search(evidence.reason)
-    return any(role_of(failure) == "root" for failure in evidence.failures)
+def _is_root_like(error: ReportedError) -> bool:
+    if not error.failures:  # the agent itself gives the reason, for example that it couldn't start the ranks
+        return not _PEER_LOSS.search(error.reason)
+    return any(role_of(failure) == "root" for failure in error.failures)
 
 
 def attribute(
-    evidence: Sequence[ReportedError],
+    errors: Sequence[ReportedError],
     suspects: frozenset[str],
     expected: int,
     now: float,
     window_s: float = WINDOW_S,
 ) -> Attribution:
-    """Who failed first, or until when to wait before asking again.
+    """Which worker failed first, or until when to wait.
 
-    `evidence`: the Errors of one incarnation. `suspects`: workers whose agent may be lost (its connection has
+    `errors`: the Errors of one incarnation. `suspects`: workers whose agent may be lost (its connection has
     closed, and whether it comes back is not known yet). `expected`: how many workers can report at all.
     """
-    if not evidence:
+    if not errors:
         return Attribution(None, math.inf, "no worker has reported a failure")
-    ordered = sorted(evidence, key=lambda item: (item.arrived, item.worker))
+    ordered = sorted(errors, key=lambda item: (item.arrived, item.worker))
     if suspects:
         names = ", ".join(sorted(suspects))
         return Attribution(None, math.inf, f"{names} may be lost: all else may be a consequence of that")
@@ -240,6 +239,6 @@ def _first_of(roots: Sequence[ReportedError]) -> tuple[ReportedError, str]:
     return roots[0], "undecided by time and first to arrive"
 
 
-def _death(evidence: ReportedError) -> Span | None:
-    times = [failure.time for failure in evidence.failures if role_of(failure) == "root"]
-    return clocks.span(min(times), evidence.clock) if times else None
+def _death(error: ReportedError) -> Span | None:
+    times = [failure.time for failure in error.failures if role_of(failure) == "root"]
+    return clocks.span(min(times), error.clock) if times else None

@@ -4,9 +4,9 @@ A node's clock is never known as a point. Two messages bound it: what the node s
 the master at M, later than it was sent, so `master - node <= M - T`; what the master sent at M was heard by
 the node at T, so `master - node >= M - T`. Between two such messages clocks drift, by `DRIFT` at most, so an
 old bound is widened by its age and gives way to a new one as soon as that is tighter. Bounds that
-contradict each other mean that a clock was set: then only the newest says anything.
+contradict each other mean that a clock was set: then only the newest counts.
 
-Two deaths whose intervals overlap are undecided by time, and whoever asks is told so.
+Two deaths whose intervals overlap are undecided by time; the functions say so instead of guessing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 # Seconds a second that two clocks may drift apart: cheap quartz does half of it, NTP at most slews 500 ppm.
 DRIFT = 500e-6
-# A span of time that no clock can tell apart from none: what the kernel needs to tell of a death.
+# Differences below this don't count: what the kernel needs to report a death.
 RESOLUTION_S = 0.001
 
 
@@ -87,6 +87,6 @@ def before(one: Span | None, other: Span | None) -> bool:
 
 
 def lead(one: Span, other: Span) -> str:
-    """By how much `one` came before `other`, in words: "0.40 to 0.62 s before"."""
+    """By how much `one` came before `other`, as text: "0.40 to 0.62 s before"."""
     least, most = other.low - one.high, other.high - one.low
     return f"{least:.3g} to {most:.3g} s before"

@@ -1,15 +1,15 @@
 """Which node or link breaks a collective: adaptive group testing, pure.
 
-The question is put to the machines in rounds. A round is a set of disjoint groups of nodes; each group tries
-to form and to sum up, and passes or fails. `plan` says, from the rounds so far, which round is next, or the
-verdict.
+Nodes are tested in rounds. A round is a set of disjoint groups of nodes; each group tries to form a process
+group and to run an all-reduce, and passes or fails. `plan` gives, from the rounds so far, the next round or
+the result.
 
 Model: at most `faults_max` (k) faults. A fault is a broken node (every group with it fails) or a broken link
 (every group with both its ends fails); a group without any fault passes. So a passing group proves all its
 nodes sound and all its links good, and nothing that has been proven sound is blamed later, whoever it is
-paired with. A failing pair says "this node, that node, or the link between them". *Explanations* are the
+paired with. A failing pair means "this node, that node, or the link between them". *Explanations* are the
 sets of at most k faults that account for all failing pairs; a node or link is named only if every explanation
-has it. What differs between them is handed over as `ambiguous`: nobody is isolated for it.
+has it. What differs between them is returned as `ambiguous`: nothing is isolated for it.
 
 The rounds, n nodes, and why they are few:
 
@@ -18,7 +18,7 @@ The rounds, n nodes, and why they are few:
    most one: at most 2k + 1 nodes are in failing groups, the *suspects*; at least 2k + 1 others are sound.
 3. Every suspect meets a sound node of its own, in each round another one (suspect i in round t meets sound
    node i + t; there are at least as many sound ones as suspects, so all of a round are different, and a
-   suspect meets nobody twice): at most k + 1 rounds. A suspect that passes once is sound. One that fails
+   suspect meets no node twice): at most k + 1 rounds. A suspect that passes once is sound. One that fails
    k + 1 times is broken: without it, k + 1 different links would have to be. Every node is decided now.
 4. What is left are links among sound nodes. Test the largest groups that avoid the links known to be broken,
    until every two sound nodes have been together in a passing group. Let l links be broken. A passing group
@@ -34,7 +34,7 @@ try of all sound nodes at once, which mostly ends it sooner. There, and only the
 different: of two nodes that fail together nobody can say which it is.
 
 Real faults come and go. Results that no explanation fits (more than k faults, or a failure that doesn't
-repeat) end in a verdict that names nobody and says which.
+repeat) end in a result that names no node, with the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Round = tuple[Group, ...]
 Link = tuple[int, int]
 # (node,) or (node, node) with the smaller first.
 Fault = tuple[int, ...]
-_Asking = Generator[Round, tuple[bool, ...], None]
+_Rounds = Generator[Round, tuple[bool, ...], None]
 
 
 class Tried(NamedTuple):
@@ -60,7 +60,7 @@ class Tried(NamedTuple):
 
 
 class Localization(NamedTuple):
-    """What the rounds amount to.
+    """The result of all rounds.
 
     `nodes` and `links` are certain. `ambiguous` holds the alternatives for the rest, each a minimal set of
     faults; empty if nothing is left open. `conclusive` is False where the results fit no explanation.
@@ -80,29 +80,29 @@ class Localization(NamedTuple):
 
 
 def plan(nodes: int, history: Sequence[Tried], faults_max: int = FAULTS_MAX) -> Round | Localization:
-    """The next round among nodes 0 to `nodes` - 1, or the verdict. Pure: the same history, the same answer.
+    """The next round among nodes 0 to `nodes` - 1, or the result. Pure: the same history, the same answer.
 
-    `history` holds the rounds that `plan` asked for, in order; anything else raises `ValueError`.
+    `history` holds the rounds that `plan` gave, in order; anything else raises `ValueError`.
     """
     if nodes < 2 or faults_max < 1:
         raise ValueError(
             f"cannot plan for {nodes} nodes and {faults_max} faults: at least 2 and 1 are needed"
         )
     search = _Search(nodes, faults_max)
-    asking = search.run()
+    rounds = search.run()
     try:
-        wanted = next(asking)
+        wanted = next(rounds)
         for number, tested in enumerate(history, start=1):
             if tested.groups != wanted or len(tested.passed) != len(wanted):
                 raise ValueError(f"round {number} of the history is {tested}, planned was {wanted}")
-            wanted = asking.send(tested.passed)
+            wanted = rounds.send(tested.passed)
     except StopIteration:
         return search.verdict()
     return wanted
 
 
 def rounds_max(nodes: int, faults_max: int = FAULTS_MAX, links: int | None = None) -> int:
-    """Proven bound on the rounds to a verdict where `links` of the faults are links (None: all may be)."""
+    """Proven bound on the rounds to a result where `links` of the faults are links (None: all may be)."""
     if nodes < 4 * faults_max + 2:
         return 1 if nodes == 2 else nodes + 1 + nodes % 2
     count = faults_max if links is None else links
@@ -153,7 +153,7 @@ def explanations(
 
 
 class _Search:
-    """What is known so far, and the strategy, written as if the answers came at once."""
+    """What is known so far, and the strategy, written as a generator of rounds that is sent their results."""
 
     def __init__(self, nodes: int, faults_max: int) -> None:
         self._nodes, self._faults_max = nodes, faults_max
@@ -163,10 +163,10 @@ class _Search:
         self._rounds = 0
         self._unfit = ""
 
-    def run(self) -> _Asking:
-        """Ask until the verdict is clear."""
+    def run(self) -> _Rounds:
+        """Yield rounds until the result is clear."""
         world = tuple(range(self._nodes))
-        yield from self._ask([world])
+        yield from self._run_round([world])
         if self._clean(world):
             return
         if self._nodes < 4 * self._faults_max + 2:
@@ -177,25 +177,25 @@ class _Search:
                 yield from self._links()
 
     def verdict(self) -> Localization:
-        """What is known now, as a verdict."""
+        """What is known now, as the result."""
         pairs = self._failing_pairs()
         if not self._failed:
-            return self._say(reason="all nodes together pass")
+            return self._localization(reason="all nodes together pass")
         found = self._explanations()
         if not self._unfit and not pairs:
             self._unfit = "all nodes together failed, and then every part of them passed"
         elif not self._unfit and not found:
             self._unfit = f"no {self._faults_max} faults account for the failures of {_pairs(pairs)}"
         if self._unfit:
-            return self._say(conclusive=False, reason=self._unfit)
+            return self._localization(conclusive=False, reason=self._unfit)
         certain = frozenset.intersection(*found)
         left = sorted(tuple(sorted(each - certain)) for each in found if each != certain)
         tried = f"{_pairs(pairs)} fail"
         if left:
-            return self._say(certain, left, reason=f"{tried}, which {len(found)} explanations fit")
-        return self._say(certain, reason=f"{tried}, which nothing else explains")
+            return self._localization(certain, left, reason=f"{tried}, which {len(found)} explanations fit")
+        return self._localization(certain, reason=f"{tried}, which nothing else explains")
 
-    def _say(
+    def _localization(
         self,
         certain: frozenset[Fault] = frozenset(),
         ambiguous: Sequence[tuple[Fault, ...]] = (),
@@ -206,7 +206,7 @@ class _Search:
         links = tuple(sorted((fault[0], fault[1]) for fault in certain if len(fault) == 2))
         return Localization(nodes, links, tuple(ambiguous), self._rounds, conclusive, reason)
 
-    def _ask(self, groups: Sequence[Group]) -> _Asking:
+    def _run_round(self, groups: Sequence[Group]) -> _Rounds:
         passed = yield tuple(groups)
         self._rounds += 1
         for group, good in zip(groups, passed, strict=True):
@@ -243,32 +243,32 @@ class _Search:
         certain = frozenset[Fault]().union(*found[:1]).intersection(*found)
         return {fault[0] for fault in certain if len(fault) == 1}
 
-    def _every_pair(self) -> _Asking:
+    def _every_pair(self) -> _Rounds:
         """All pairs in turn; ends as soon as all sound nodes have passed together."""
         tried_rest = False
         for pairs in pair_rounds(self._nodes, self._nodes):
             broken = self._broken()
             ask = [pair for pair in pairs if not broken.intersection(pair) and self._unknown(*pair)]
             if ask:
-                yield from self._ask(ask)
+                yield from self._run_round(ask)
             broken = self._broken()
             rest = tuple(node for node in range(self._nodes) if node not in broken)
             if not broken or not all(map(self._sound, rest)) or self._clean(rest):
                 continue
             if not tried_rest and not any(set(pair) <= set(rest) for pair in self._failing_pairs()):
                 tried_rest = True
-                yield from self._ask([rest])
+                yield from self._run_round([rest])
 
     def _unknown(self, a: int, b: int) -> bool:
         return not self._good(a, b) and (a, b) not in self._failed
 
-    def _suspects(self) -> _Asking:
+    def _suspects(self) -> _Rounds:
         """Decide every node: sound or broken."""
         starts = range(0, self._nodes - 1, 2)
         pairs: list[Group] = [(start, start + 1) for start in starts]
         if self._nodes % 2:
             pairs[-1] = (*pairs[-1], self._nodes - 1)
-        yield from self._ask(pairs)
+        yield from self._run_round(pairs)
         sound = [node for node in range(self._nodes) if self._sound(node)]
         suspects = [node for node in range(self._nodes) if not self._sound(node)]
         bad = sum(pair in self._failed for pair in pairs)
@@ -284,16 +284,16 @@ class _Search:
             ]
             if not ask:
                 return
-            yield from self._ask(ask)
+            yield from self._run_round(ask)
 
-    def _links(self) -> _Asking:
+    def _links(self) -> _Rounds:
         """Find every broken link between sound nodes."""
         broken = self._broken()
         rest = [node for node in range(self._nodes) if node not in broken]
         # Also a limit for results that contradict each other: each turn settles two nodes at least.
         while (group := self._unsettled(rest)) and self._explanations():
             if group not in self._failed:
-                yield from self._ask([group])
+                yield from self._run_round([group])
             if group in self._failed:
                 yield from self._find_link(group)
             if self._unfit:
@@ -318,13 +318,13 @@ class _Search:
                 return tuple(node for node in rest if chosen >> node & 1)
         return ()
 
-    def _find_link(self, group: Group) -> _Asking:
+    def _find_link(self, group: Group) -> _Rounds:
         """One broken link in a failing group of sound nodes."""
         end = yield from self._shortest_failing(group, ())
         other = yield from self._shortest_failing(group[:end], (group[end],))
         pair = _link(group[end], group[other])
         if self._unknown(*pair):
-            yield from self._ask([pair])
+            yield from self._run_round([pair])
         if pair not in self._failed:
             a, b = pair
             self._unfit = (
@@ -338,7 +338,7 @@ class _Search:
             middle = (low + high) // 2
             part = tuple(sorted((*group[:middle], *last)))
             if not self._clean(part) and part not in self._failed:
-                yield from self._ask([part])
+                yield from self._run_round([part])
             low, high = (low, middle) if part in self._failed else (middle, high)
         return high - 1
 

@@ -9,8 +9,8 @@ are therefore compared as logarithms, with
 fitted by medians: a node's score is the lower median over its partners, so that it takes slowness with most
 of them to be slow; common(t) is the median over the pairs of a turn. A node is called slow if its score lies
 above its peers' median by more than `factor_min` and by more than chance and the peers' own spread allow:
-noisy or few measurements raise the bar instead of naming somebody. If more than a third of the nodes seem
-slow, these are machines of two kinds, or it can't be told who slows whom: nobody is named.
+noisy or few measurements raise the bar instead of naming a node. If more than a third of the nodes seem
+slow, these are machines of two kinds, or it can't be told which slows which: none is named.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from aegis_elastic.core.diagnosis.localization import Link, pair_rounds
 
-# Comparing needs a majority: with two nodes there is no telling whether one is slow or the other fast.
+# Comparing needs a majority: of two nodes it can't be told whether one is slow or the other fast.
 PEERS_MIN = 3
 # Measurements of each node: eight partners tell enough; of fewer nodes more times, since there the noise has
 # to be told from few pairs.
 PARTNERS_MAX, FEW_PARTNERS_MEASUREMENTS = 8, 16
 # How many standard errors, and how many of the peers' own deviations. A check compares every node twice, and
-# a thousand checks must not name anybody by chance.
+# a thousand checks must not name a node by chance.
 SIGMAS = 6.0
 # Standard deviation over median absolute deviation, and standard error of a median over that of a mean,
 # both of a normal distribution.
@@ -39,7 +39,7 @@ _PASSES = 3
 
 
 class Exchange(NamedTuple):
-    """One measurement: `pair` exchanged within `seconds` (> 0). Pairs of one `turn` share its weather."""
+    """One measurement: `pair` exchanged within `seconds` (> 0). Pairs of one `turn` share its conditions."""
 
     turn: int
     pair: Link

@@ -1,4 +1,4 @@
-"""A node's figures against those of its peers: what the checks measure, and who is far behind. Pure.
+"""A node's figures compared with its peers': what the checks measure, and which node is far behind. Pure.
 
 Storage is called slow when it takes so many times as long as the peers' median takes, and longer than that
 many seconds: twice a few milliseconds is noise, and no training feels it.
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping
 
 SLOW_FACTOR, SLOW_S_MIN = 4.0, 0.5
-# The median of two is no third opinion.
+# The median of two is no comparison.
 PEERS_MIN = 3
 # What the io check measures in each directory.
 STORAGE_FIGURES = ("write_s", "read_s")
@@ -42,7 +42,7 @@ def is_slow(seconds: float, usual_s: float) -> bool:
 
 
 def slow_storage(figures: Figures) -> dict[str, str]:
-    """Worker -> in words, for those whose storage is slow while that of most is not."""
+    """Worker -> reason, for those whose storage is slow while that of most is not."""
     usual = medians(figures)
     return {
         worker: "; ".join(

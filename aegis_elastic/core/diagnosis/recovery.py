@@ -17,11 +17,11 @@ BOOT_CHECKS = {"off": (), "env": ("env", "gpu", "rdma"), "full": ("env", "gpu", 
 
 # Clues (found by the agent in exit codes, exceptions and log lines) that point at communication.
 COMMUNICATION_CLUES = frozenset({"collective_timeout", "network", "hang", "slow", "cause_unknown"})
-# The root's own words speak of its container's surroundings (`signatures`: restart_container): level 2.
+# The root's own output points at its container's surroundings (`signatures`: restart_container): level 2.
 CONTAINER_CLUE = "container"
 
-# How far training was when it failed is counted from the last start only, and isn't where it was when it
-# failed before: whether it has got further is unknown.
+# The step at the failure is counted from the last start only, so it can't be compared with the one at the
+# failure before: whether training has got further is unknown.
 POSITION_CLUE = "position_unknown"
 
 # Found by `core.diagnosis.localization`: every explanation of what failed among the nodes has this one. Any
@@ -42,9 +42,9 @@ PROCESS = Assessment("process", 1, "", "every check passed: the processes failed
 
 
 def judge(findings: tuple[Finding, ...]) -> Assessment:
-    """The verdict over one worker's failed checks; the worst one decides."""
+    """The assessment of one worker's failed checks; the worst one decides."""
     # `max` keeps the first of equals; with no finding at all the processes failed, not the machine.
-    return max(map(_judge_one, findings), key=lambda verdict: verdict.level, default=PROCESS)
+    return max(map(_judge_one, findings), key=lambda each: each.level, default=PROCESS)
 
 
 # What a bootcheck may find and training starts all the same: a node that is merely slow, and the failure of
@@ -53,7 +53,7 @@ _NO_OBSTACLE = frozenset({"slow", "software"})
 
 
 def obstructs(findings: tuple[Finding, ...]) -> bool:
-    """Whether training can't be expected to run with these findings of a bootcheck."""
+    """Whether these findings of a bootcheck keep training from starting."""
     return any(finding.scope not in _NO_OBSTACLE for finding in findings)
 
 
@@ -73,7 +73,7 @@ def _judge_one(finding: Finding) -> Assessment:
 
 
 def plan_checks(policy: str, clues: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """The checks that a troubleshooting round runs, and why those.
+    """The checks that a troubleshooting round runs, and the reason.
 
     `policy` is `--aegis-troubleshoot`; `clues` what the failure pointed at.
     """

@@ -1,9 +1,9 @@
-"""What a log line tells: fault class, component, role and the action that fits, by `signatures.json`.
+"""Signatures of log lines: fault class, component, role and fitting action, from `signatures.json`.
 
-The data file lists signatures in the order in which they are tried; the first that matches stands, so what
+The data file lists signatures in the order in which they are tried; the first that matches counts, so what
 is specific comes before what is general. A rule is a regular expression (ignoring case, over the line with
 single blanks) and the words of which a line must hold at least one for the expression to be tried at all. A
-line's words are looked up in an index, so a line of no interest, and nearly all are, costs a look at its
+line's words are looked up in an index, so a line of no interest, and nearly all are, costs a lookup of its
 words and nothing else. Words are runs of letters: numbers, underscores and punctuation separate them.
 
 A rule may name a *form* instead: an expression with a hole for a list of codes (Xids, errnos, signals),
@@ -50,8 +50,8 @@ class BadSignatures(ValueError):
 class Signature(msgspec.Struct, frozen=True):
     """What a kind of line means.
 
-    `role`: whether such a line tells of a root cause, may be either, follows from another failure (cascade),
-    or stands beside one (context). `action`: what fits it; `isolate_node` only after a check confirms it.
+    `role`: whether such a line shows a root cause, may be either, follows from another failure (cascade), or
+    accompanies one (context). `action`: what fits it; `isolate_node` only after a check confirms it.
     """
 
     fault_class: str

@@ -1,5 +1,6 @@
-"""What the master says to one worker alone, on its own order subject: about its place in the job, not
-about its work.
+"""Directives: what the master sends to one worker on that worker's order subject, about its place in the job.
+
+What all workers are to do is an order (`core.protocol.orders`).
 """
 
 from __future__ import annotations
@@ -11,21 +12,19 @@ from aegis_elastic.core.protocol.messages import MESSAGE_BYTES_MAX, BadMessage
 
 
 class _Directive(msgspec.Struct, frozen=True, tag_field="word", rename="camel"):
-    """Base: `uid` is the life of the agent that is meant; another life ignores it."""
+    """Base: `uid` names the addressed life of the agent; any other life ignores the directive."""
 
     uid: str
 
 
 class JwtRenewal(_Directive, tag="renewal", frozen=True, rename="camel"):
-    """A newer JWT for the bus, before the old one runs out. It is no secret: it is worth nothing without
-    the key.
-    """
+    """A newer JWT for the bus, before the old one expires. No secret: it is worthless without the key."""
 
     jwt: str
 
 
 class Dismissal(_Directive, tag="dismissal", frozen=True, rename="camel"):
-    """Leave the job: `reason` says why (a faulty or tainted node, or the job has ended)."""
+    """Leave the job, because of `reason`: a faulty or tainted node, or the job has ended."""
 
     reason: str
 
@@ -43,9 +42,11 @@ class Reexec(_Directive, tag="renew", frozen=True, rename="camel"):
 
 
 class OperatorCheck(_Directive, tag="look", frozen=True, rename="camel"):
-    """An operator wants this node looked at, beside whatever it does: run `checks`, or load its devices for
-    `burn_s` seconds. `look` names the request; `world` (the fields of `checks.contract.request.World`) is
-    where the collective checks meet.
+    """An operator check of this node, beside its other work: run `checks` within `budgets_s` (seconds by
+    check), or load its devices for `burn_s` seconds.
+
+    `check_id` names the request; `world` (the fields of `checks.contract.request.World`) is where collective
+    checks form their process group.
     """
 
     check_id: str = msgspec.field(name="look")
@@ -67,15 +68,15 @@ _decoder = msgspec.json.Decoder(Directive)
 
 
 def encode(directive: Directive) -> bytes:
-    """The word as JSON."""
+    """The directive as JSON."""
     return msgspec.json.encode(directive)
 
 
 def decode(raw: bytes) -> Directive:
-    """The word in these bytes, or BadMessage."""
+    """The directive in these bytes. Raises BadMessage for anything else."""
     if len(raw) > MESSAGE_BYTES_MAX:
-        raise BadMessage(f"cannot read {len(raw)} bytes: a word has at most {MESSAGE_BYTES_MAX}")
+        raise BadMessage(f"cannot read {len(raw)} bytes: a directive has at most {MESSAGE_BYTES_MAX}")
     try:
         return _decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage(f"cannot read the master's word: {error}") from error
+        raise BadMessage(f"cannot read a directive: {error}") from error

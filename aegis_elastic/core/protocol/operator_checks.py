@@ -1,7 +1,7 @@
-"""What an operator asks of all nodes of a job, and how a node says what it has found so far.
+"""Operator checks: what an operator requests of all nodes of a job, and how nodes report the results.
 
-A look goes to every agent as a word (`core.protocol.directives.Look`); what comes back is in the agent's
-reports, repeated until the next look, so a lost report delays an answer and loses none.
+The request goes to every agent as a directive (`core.protocol.directives.OperatorCheck`). The answer is in
+the agent's reports, repeated until the next request, so a lost report delays an answer and loses none.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import msgspec
 
 from aegis_elastic.core.model import CheckResult
 
-# The name under which a node's answer stands in its reports (`ReportData.watched`).
+# The key of a node's answer in its reports (`ReportData.watched`).
 NAME = "looks"
 TEXT_CHARS_MAX = 2000
 RESULTS_MAX = 64
 
-# Which checks may run beside a training: they read, or write a few megabytes. All others form process groups
-# or load every device, and would slow the ranks or take their memory.
+# Checks that may run beside a training: they read, or write a few megabytes. All others form process groups
+# or load every device, and would slow the ranks down or take their memory.
 HARMLESS = frozenset({"io", "gpu", "runtime", "rdma", "hang", "env"})
 
 
 class Device(msgspec.Struct, frozen=True, rename="camel"):
-    """How far a device under load has come, in seconds and in words."""
+    """Progress of a device under load: seconds so far, and the figures as text."""
 
     device: str
     elapsed_s: float
@@ -29,7 +29,7 @@ class Device(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What one node has found of the look `look`. `done`: all of it; `why`: it could not be done."""
+    """What one node has found so far for the request `check_id`. `done`: complete; `why`: why it failed."""
 
     check_id: str = msgspec.field(name="look")
     results: tuple[CheckResult, ...] = ()
@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class NodeAnswer(msgspec.Struct, frozen=True, rename="camel"):
-    """The same as `aegisctl` is told: `answer` None as long as that node has said nothing."""
+    """One node's answer as `aegisctl` gets it: `answer` is None until that node has reported."""
 
     worker: str
     node: str
@@ -47,9 +47,7 @@ class NodeAnswer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Progress(msgspec.Struct, frozen=True, rename="camel"):
-    """How a look stands. `over`: every node is done, or its time is up (`limit_s` seconds after its
-    start).
-    """
+    """Progress of a request. `over`: every node is done, or `limit_s` seconds have passed since its start."""
 
     check_id: str = msgspec.field(name="look")
     nodes: tuple[NodeAnswer, ...]

@@ -1,7 +1,7 @@
-"""The order that a status wants its workers to follow: derived, never stored.
+"""The order that follows from a status: derived, never stored.
 
-Because it is derived, a master that comes back repeats exactly the order that its predecessor gave, and a
-worker that missed it gets it again.
+Because it is derived, a restarted master repeats exactly its predecessor's order, and a worker that missed it
+gets it again.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _ACTION = {
 class Order(msgspec.Struct, frozen=True, rename="camel"):
     """One order to all workers of a job.
 
-    `seats` say who takes part with which ranks; an agent that has no seat is a spare and waits. `store` is
-    `host:port` of the TCPStore of the process group to form. `restart_count` is what the ranks see as
-    TORCHELASTIC_RESTART_COUNT: how often training has been started before. `clues`: what the failure points
-    at, for a troubleshooting. `peers`: what the median of all workers has for figures of the checks, as far
-    as the master knows them from an earlier round; it isn't part of the status, and nothing is decided by it.
-    `hanging`: what holds training up, and where; noted by all, and nothing is stopped because of it.
+    `assignments` ("seats" on the wire) say who takes part with which ranks; an agent without one is a spare
+    and waits. `store` is `host:port` of the TCPStore of the process group to form. `restart_count` is what
+    the ranks see as TORCHELASTIC_RESTART_COUNT: how often training has been started before. `clues`: what the
+    failure points at, for troubleshooting. `peers`: medians over all workers of figures that the checks
+    measure, as far as the master knows them from an earlier round; not part of the status, and nothing is
+    decided by them. `hanging`: what holds training up, and where; logged by all, and stops nothing.
     """
 
     seq_num: int
@@ -80,15 +80,15 @@ _REASON_CHARS_MAX = 500
 
 
 def hanging(status: Status) -> str:
-    """What holds the training of this status up, by the marks; "" if nothing does."""
+    """What holds training up by the marks in this status, at most 500 characters; "" if nothing does."""
     if status.phase is not Phase.RUN_COMMAND:
         return ""
-    told = (f"{mark.verdict.value}: {mark.reason}" for mark in status.marks if mark.verdict in _HANGS)
-    return next(told, "")[:_REASON_CHARS_MAX]
+    reasons = (f"{mark.verdict.value}: {mark.reason}" for mark in status.marks if mark.verdict in _HANGS)
+    return next(reasons, "")[:_REASON_CHARS_MAX]
 
 
 def derive_order(status: Status) -> Order:
-    """The order that every worker of this job should be following now."""
+    """The order that every worker of this job is to follow now."""
     action = _ACTION[status.phase]
     if status.phase is Phase.PENDING and status.mode is Mode.INDEPENDENT:
         action = Action.INDEPENDENT

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from aegis_elastic.agents.monitoring.gpus import Gpus
+from aegis_elastic.agents.monitoring.gpus import GpuReader
 from aegis_elastic.agents.monitoring.samples import Sampler
 from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.core.rank_assignment import RankAssignment
@@ -77,7 +77,7 @@ def host(number: int, seconds: float, out: Path) -> None:
     }
     assignment = RankAssignment(f"node{number}", "uid", number, number * RANKS, RANKS)
     watched = WatchedRanks(1, assignment, {rank: process.pid for rank, process in ranks.items()})
-    cards = Gpus(1.0)
+    cards = GpuReader(1.0)
     sampler = Sampler(watched, cards)
     with gzip.open(out, "wb") as file:
         while any(process.poll() is None for process in ranks.values()):

@@ -45,13 +45,13 @@ def world(*several: stacks.Stack, **facts: object) -> list[ObservedRank]:
 def verdict(ranks: list[ObservedRank]) -> tuple[Verdict, int]:
     hang = judge(ranks).hang
     assert hang is not None
-    return hang.verdict, hang.seen.facts.rank
+    return hang.verdict, hang.observed.facts.rank
 
 
 def test_a_rank_in_a_loop_while_the_others_wait_for_it_is_a_deadlock_with_rank_and_line() -> None:
     hang = judge(world(WAITS, WAITS, LOOPS, WAITS)).hang
     assert hang is not None
-    assert (hang.verdict, hang.seen.node_name) == (Verdict.DESYNC, "n2")
+    assert (hang.verdict, hang.observed.node_name) == (Verdict.DESYNC, "n2")
     assert (
         "rank 2 of n2 stands at train.py:12 (spin), while 3 wait in all_reduce at train.py:40" in hang.reason
     )
@@ -61,7 +61,7 @@ def test_a_rank_in_a_loop_while_the_others_wait_for_it_is_a_deadlock_with_rank_a
 def test_a_rank_in_another_collective_is_one_too() -> None:
     hang = judge(world(WAITS, GATHERS, WAITS, WAITS)).hang
     assert hang is not None
-    assert (hang.verdict, hang.seen.facts.rank) == (Verdict.DESYNC, 1)
+    assert (hang.verdict, hang.observed.facts.rank) == (Verdict.DESYNC, 1)
     assert "rank 1 of n1 stands at train.py:44 (log) in all_gather" in hang.reason
 
 
