@@ -1,10 +1,10 @@
-"""When many fail together it is not the nodes: who finds that out holds the recovery instead of isolating.
+"""Correlated failures: when many nodes fail together they are not at fault, and the recovery is held.
 
-Two cases, told by the findings of one round of checks. A *dependency* is down when everybody finds the same:
+Two cases, shown by the findings of one round of checks. A *dependency* is down when all find the same:
 storage, or the network. A failure is *correlated* when too large a share of the nodes is found broken within
-a window: a driver update, a cooling that failed, a check of ours that is wrong. Both hold the recovery, give
-the charge back, and isolate nobody. Storage is then probed by one, so that what comes up again isn't knocked
-down by everybody at once; what no single node can probe is looked at by all, after waits that double.
+a window: a driver update, a failed cooling, a defective check. Both hold the recovery, refund the charge, and
+isolate no node. Storage is then probed by one node, so that it isn't overloaded by all at once when it comes
+back; what no single node can probe is checked by all, after waits that double.
 
 Pure, as all of `core`: findings and times in, a verdict with its reason out.
 """
@@ -24,14 +24,14 @@ _NO_OUTAGE = frozenset({"software", "slow"})
 
 
 class CommonFailure(NamedTuple):
-    """What so many have in common: `kind`, and in words."""
+    """What the failures have in common: `kind` (STORAGE, NETWORK or CORRELATED), and the reason as text."""
 
     kind: str
     reason: str
 
 
 class WorkerFindings(NamedTuple):
-    """What one worker's checks found: its node, when (wall seconds)."""
+    """The findings of one worker's checks in this round: its node, and when (wall seconds)."""
 
     node_name: str
     at: float
@@ -41,9 +41,9 @@ class WorkerFindings(NamedTuple):
 def judge(
     reported: Mapping[str, WorkerFindings], workers: Collection[str], now: float, policy: Guard
 ) -> CommonFailure | None:
-    """What all `workers` of a job have in common by what they `reported` of this round, if anything.
+    """The common failure of all `workers` of a job by what they `reported` in this round, if there is one.
 
-    None also as long as one hasn't reported: one healthy node shows that it isn't everybody.
+    None also while one hasn't reported: one healthy node disproves a common failure.
     """
     if not workers or any(worker not in reported for worker in workers):
         return None
@@ -53,12 +53,12 @@ def judge(
     rounds = [reported[worker] for worker in workers]
     nodes = {each.node_name for each in rounds}
     if len(nodes) < 2:
-        return None  # everybody is one, and it may as well be that node
+        return None  # all are on one node, and it may be that node
     for kind, found in ((STORAGE, _storage), (NETWORK, _network)):
-        everybodys = [next(found(each), "") for each in rounds]
-        if all(everybodys):
+        codes_found = [next(found(each), "") for each in rounds]
+        if all(codes_found):
             return CommonFailure(
-                kind, f"{kind} is down for all {len(nodes)} nodes ({', '.join(sorted(set(everybodys)))})"
+                kind, f"{kind} is down for all {len(nodes)} nodes ({', '.join(sorted(set(codes_found)))})"
             )
     return None
 
@@ -66,9 +66,9 @@ def judge(
 def too_many_broken(
     reported: Mapping[str, WorkerFindings], workers: Collection[str], now: float, policy: Guard
 ) -> CommonFailure | None:
-    """Checks of one round that condemn more nodes than can be the nodes' own fault: a flag, a driver, the
-    cooling, or a check of ours is wrong. At a first check nothing else is looked at: a dependency that is
-    down fails it anyway, without blaming anybody.
+    """Whether the checks of one round find more nodes broken than can be the nodes' own fault: then a flag, a
+    driver, the cooling, or a check of ours is wrong. At the bootcheck only this is judged: a dependency that
+    is down fails it anyway, without blaming a node.
     """
     if not workers or any(worker not in reported for worker in workers):
         return None
@@ -85,9 +85,9 @@ def too_many_broken(
 
 
 def wait_s(times: int, policy: Guard, *, probed: bool) -> float:
-    """How long to wait before everybody looks again, the `times`th time (from 0) in this recovery.
+    """Seconds to wait before all check again, the `times`th time (from 0) in this recovery.
 
-    `probed`: one looks for all, and ends the wait; so it may be as long as it will.
+    `probed`: one node probes for all and ends the wait, so only `hold_max_s` bounds it.
     """
     if probed:
         return policy.hold_max_s
@@ -95,7 +95,7 @@ def wait_s(times: int, policy: Guard, *, probed: bool) -> float:
 
 
 def _broken(rounds: Collection[WorkerFindings], now: float, policy: Guard) -> dict[str, str]:
-    """The nodes that would have to leave, with the code that says so."""
+    """The nodes that would have to leave, with the code of the finding."""
     found = {}
     for each in rounds:
         verdict = recovery.judge(each.findings)
@@ -109,5 +109,5 @@ def _storage(each: WorkerFindings) -> Iterator[str]:
 
 
 def _network(each: WorkerFindings) -> Iterator[str]:
-    # Broken storage behind a network is storage's matter.
+    # Broken storage behind a network counts as storage.
     return (f.finding for f in each.findings if f.scope == "network" and f.check != "io")

@@ -1,10 +1,10 @@
-"""Too few workers have come, and the join timeout is near: what whoever makes their machines should be asked.
+"""Missing workers: too few have joined, the join timeout is near; what the platform is asked to do.
 
-A platform's record of the job says whether the platform makes the machines anew that go (`controlled`, the
-seed's mark). If it does, those that run and never came are made anew, and waited for: no fault of training's,
-nothing is counted, and a bound on the rounds keeps a machine that can't come from being waited for for ever.
-If it doesn't, the job is outside of the normal flow: all machines are cleared, one retry is counted, and
-what comes in their place runs as a plain job.
+The platform's record of the job says whether the platform recreates machines that are gone (`controlled`).
+If it does, machines that run but never joined are recreated, and waited for: that is no failure of the
+training, nothing is counted, and `ROUNDS_MAX` bounds the wait for a machine that can't join. If it doesn't,
+the job is outside of the normal flow: all machines are cleared, one retry is counted, and what joins in
+their place runs as a plain job.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# Beyond this it isn't chance that they don't come.
+# Beyond this it isn't by chance that they don't join.
 ROUNDS_MAX = 3
 
 
 class Machine(NamedTuple):
-    """What a worker runs in, a pod. `address` is numeric, "" as long as it has none."""
+    """A pod that a worker runs in. `address` is numeric, "" while it has none."""
 
     name: str
     address: str
@@ -33,25 +33,25 @@ class Plan(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """`machines` are to be made anew, by name; none for a relaunch that merely waits."""
+    """The plan and why. `machines`: names of those to recreate; none for a relaunch that only waits."""
 
     plan: Plan
     machines: tuple[str, ...]
     reason: str
 
 
-def decide(machines: Iterable[Machine], came: frozenset[str], controlled: bool, rounds: int) -> Decision:
-    """`machines`: the job's, as the platform lists them; `came`: the addresses of the workers that are here;
-    `rounds`: how often some have been made anew already.
+def decide(machines: Iterable[Machine], joined: frozenset[str], controlled: bool, rounds: int) -> Decision:
+    """What to ask of the platform. `machines`: the job's, as the platform lists them; `joined`: the addresses
+    of the workers that have joined; `rounds`: how often some have been recreated already.
     """
     known = tuple(machines)
-    silent = tuple(one.name for one in known if one.address and one.address not in came)
-    unborn = tuple(one.name for one in known if not one.address)
+    silent = tuple(one.name for one in known if one.address and one.address not in joined)
+    not_running = tuple(one.name for one in known if not one.address)
     if not known:
         return Decision(Plan.NOTHING, (), "the platform knows no machines of this job")
-    if not silent and not unborn:
+    if not silent and not not_running:
         return Decision(Plan.NOTHING, (), "every machine of this job has come")
-    absent = ", ".join((*silent, *unborn))
+    absent = ", ".join((*silent, *not_running))
     if not controlled:
         names = tuple(one.name for one in known)
         return Decision(Plan.CLEAR, names, f"{absent} never came, and nobody controls this job's machines")

@@ -1,12 +1,12 @@
-"""What is known of nodes beyond one job: who must not be used and until when, and who fails again and again.
+"""Node records, over all jobs: which nodes must not be used and until when, and which fail repeatedly.
 
 One record a node, shared by all jobs of a store. A *taint* keeps the node out, one of each kind at most, so
 that an operator's two hours don't shorten what a check has found. When a taint of kind "hardware" runs out
 the node is on *probation*: it may come back by passing check and burn, and only so, since a broken card does
 not heal by waiting. An operator's untaint overrides both.
 
-The *lemon score* adds up what a node has done to jobs, and fades: a node whose incidents are a half-life old
-counts half. It never keeps a node out; it says whom to take last when there is a choice.
+The *lemon score* adds up a node's incidents, and decays: incidents that are a half-life old count half. It
+never keeps a node out; it orders nodes when there is a choice.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import msgspec
 
 HARDWARE, SLOW, HANG, MANUAL = "hardware", "slow", "hang", "manual"
 KINDS = (HARDWARE, SLOW, HANG, MANUAL)
-# What was merely noticed: of the machine (counts a little), or of what ran on it (for the history alone).
+# Observations: of the machine (counts a little), or of what ran on it (for the history only).
 ANOMALY, NOTICE = "anomaly", "notice"
 
 # Repeat offenders are riskier for days: after three of them an incident counts half, after ten a tenth.
 HALF_LIFE_S = 3 * 86400.0
 WEIGHT = {HARDWARE: 1.0, SLOW: 0.5, HANG: 0.5, ANOMALY: 0.05}
-# One leaking process is noticed every second; that is one anomaly, not thousands.
+# One leaking process is observed every second; that is one anomaly, not thousands.
 ANOMALY_REPEAT_S = 3600.0
-# What is kept of a node's history, for people and to know a repetition by; the score remembers the rest.
+# The part of a node's history that is kept, for people and to detect repetitions; the score has the rest.
 INCIDENTS_MAX = 16
 TEXT_CHARS_MAX = 300
 
 
 class NodeTaint(msgspec.Struct, frozen=True, rename="camel"):
-    """Why a node must not be used. `until` in wall seconds, 0 for no end; `job`: who says so."""
+    """Why a node must not be used. `until` in wall seconds, 0 for no end; `job`: the one that tainted it."""
 
     reason: str
     kind: str
@@ -51,7 +51,7 @@ class NodeTaint(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Incident(msgspec.Struct, frozen=True, rename="camel"):
-    """Something that a node did to a job. `job` and `time` tell it from others of its code."""
+    """An incident that a job had with a node. `job` and `time` distinguish it from others of its code."""
 
     code: str
     kind: str
@@ -87,7 +87,7 @@ class Standing(str, enum.Enum):
 
 
 class NodeStanding(NamedTuple):
-    """A node's standing now: by which taint (None when free), and in words."""
+    """A node's standing now: by which taint (None when free), and the reason as text."""
 
     standing: Standing
     taint: NodeTaint | None
@@ -100,7 +100,7 @@ class NodeStanding(NamedTuple):
 
 
 def condemned(record: NodeRecord, now: float) -> NodeTaint | None:
-    """The taint that stands because of what a check or the guard has found, if any; not an operator's."""
+    """The taint in force by a finding of a check or of the storm guard, if any; not an operator's."""
     return next((each for each in record.taints if each.kind != MANUAL and each.stands(now)), None)
 
 
@@ -108,7 +108,7 @@ def judge(record: NodeRecord, now: float) -> NodeStanding:
     """Whether this node may take part at `now` (wall seconds), and why not."""
     standing = [taint for taint in record.taints if taint.stands(now)]
     if standing:
-        # The one that keeps it out longest: naming another would promise a return that doesn't come.
+        # The one that keeps it out longest: another would promise too early a return.
         taint = max(standing, key=lambda each: each.until or float("inf"))
         return NodeStanding(Standing.TAINTED, taint, f"{taint.kind}: {taint.reason}, says {taint.job}")
     broken = next((taint for taint in record.taints if taint.kind == HARDWARE), None)
@@ -120,7 +120,7 @@ def judge(record: NodeRecord, now: float) -> NodeStanding:
 
 
 def changes_at(record: NodeRecord, now: float) -> float:
-    """When (wall seconds) time alone changes this node's standing next; infinity for never."""
+    """When (wall seconds) this node's standing next changes by time alone; infinity for never."""
     return min((taint.until for taint in record.taints if taint.until > now), default=float("inf"))
 
 
@@ -131,7 +131,7 @@ def with_taint(record: NodeRecord, taint: NodeTaint) -> NodeRecord:
     others = tuple(each for each in record.taints if each.kind != taint.kind)
     changed = msgspec.structs.replace(record, taints=(*others, taint))
     if taint.kind == MANUAL:
-        return changed  # what an operator plans is nothing that the node has done
+        return changed  # an operator's plan is no incident of the node
     return with_incident(changed, Incident(taint.reason, taint.kind, taint.time, taint.job))
 
 
@@ -151,9 +151,9 @@ def without_taints(record: NodeRecord, kinds: Iterable[str] = KINDS) -> NodeReco
 
 
 def after_probation(record: NodeRecord, now: float, failure: str, job: str, until: float) -> NodeRecord:
-    """What a probation led to: passed without `failure`, else out until `until` (0: no end)."""
+    """The record after a probation: passed if `failure` is empty, else tainted until `until` (0: no end)."""
     if judge(record, now).standing is not Standing.PROBATION:
-        return record  # somebody decided otherwise meanwhile
+        return record  # an operator or another job decided otherwise meanwhile
     free = without_taints(record, (HARDWARE,))
     if not failure:
         return free
@@ -182,7 +182,7 @@ def with_incident(record: NodeRecord, incident: Incident) -> NodeRecord:
 
 
 def score(record: NodeRecord, now: float) -> float:
-    """How risky the node is at `now`: 0 for a clean one, 1 for a hardware fault just found; no upper end."""
+    """The node's score at `now`: 0 for a clean one, 1 for a hardware fault just found; no upper bound."""
     return record.score * _fade(now - record.scored_at)
 
 
@@ -192,7 +192,7 @@ def least_risky_first(names: Iterable[str], records: Mapping[str, NodeRecord], n
 
 
 def is_idle(record: NodeRecord, now: float) -> bool:
-    """Whether nothing in it matters any more, so that the record may go."""
+    """Whether nothing in the record matters any more, so that it may be deleted."""
     forgotten = score(record, now) < WEIGHT[ANOMALY] / 10
     return not record.taints and record.isolated is None and forgotten
 
@@ -223,7 +223,7 @@ def clip(text: str) -> str:
 
 
 def _newest(incidents: tuple[Incident, ...]) -> tuple[Incident, ...]:
-    """The newest few. What was merely noticed goes first: it must not push out what a taint is known by."""
+    """The newest few. Observations are dropped first: they must not displace what a taint is known by."""
     while len(incidents) > INCIDENTS_MAX:
         oldest = min(incidents, key=lambda each: (each.kind not in (ANOMALY, NOTICE), each.time))
         incidents = tuple(each for each in incidents if each is not oldest)
@@ -231,5 +231,5 @@ def _newest(incidents: tuple[Incident, ...]) -> tuple[Incident, ...]:
 
 
 def _fade(age_s: float) -> float:
-    # Clocks of nodes differ: what seems to lie ahead has just happened.
+    # Clocks of nodes differ: a time ahead of ours counts as now.
     return float(0.5 ** (max(age_s, 0.0) / HALF_LIFE_S))

@@ -1,4 +1,4 @@
-"""How careful automatic actions are: named settings with their defaults, from `aegis.toml` and flags.
+"""Settings of the policy for automatic actions, with their defaults; from `aegis.toml` and flags.
 
 ```toml
 mode = "act"            # "observe": decide, journal and page, but do nothing to a node
@@ -29,7 +29,7 @@ class BadPolicy(ValueError):
 
 
 class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings, in the order in which the rules ask for them."""
+    """The settings of the storm guard, in the order in which its rules use them."""
 
     observations: Count = 2
     heartbeat_stale_s: Positive = 120.0
@@ -86,7 +86,7 @@ def parse(content: bytes, name: str) -> Policy:
     try:
         return msgspec.toml.decode(content, type=Policy)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadPolicy(f"cannot use the policy {name}: {_plainly(str(error))}") from error
+        raise BadPolicy(f"cannot use the policy {name}: {_plain_text(str(error))}") from error
 
 
 def with_changes(policy: Policy, changes: dict[str, Any], mode: Mode | None = None) -> Policy:
@@ -95,7 +95,7 @@ def with_changes(policy: Policy, changes: dict[str, Any], mode: Mode | None = No
         guard = msgspec.convert({**msgspec.structs.asdict(policy.guard), **changes}, Guard)
     except msgspec.ValidationError as error:
         raise BadPolicy(
-            f"cannot use the guard's settings (--aegis-guard-...): {_plainly(str(error))}"
+            f"cannot use the guard's settings (--aegis-guard-...): {_plain_text(str(error))}"
         ) from error
     return Policy(mode or policy.mode, guard)
 
@@ -110,9 +110,9 @@ def flag_of(setting: str) -> str:
     return f"guard-{setting.replace('_', '-')}"
 
 
-def _plainly(said: str) -> str:
-    """msgspec's words, with the path as a person would write it; which settings there are, if one isn't."""
-    said = said.replace("`$.guard.", "`").replace("`$.", "`").replace(" - at `", " for `")
-    if "unknown field" in said:
-        said += f"; there are mode, and in [guard]: {', '.join(SETTINGS)}"
-    return said
+def _plain_text(text: str) -> str:
+    """msgspec's error text, with the path as a person writes it; lists the settings if one is unknown."""
+    text = text.replace("`$.guard.", "`").replace("`$.", "`").replace(" - at `", " for `")
+    if "unknown field" in text:
+        text += f"; there are mode, and in [guard]: {', '.join(SETTINGS)}"
+    return text

@@ -1,23 +1,22 @@
-"""The guard: when an automatic action is allowed, and why not (section 11 of the specification).
+"""The storm guard: when an automatic action is allowed, and why not (section 11 of the specification).
 
-Automatic restarts are a loaded gun: what goes wrong with them is not one node that stays down but a storm in
-which automation kills machines faster than they start. So every action passes the same rules, over records in
-the *shared* store, never in a process's memory:
+The danger of automatic restarts is not one node that stays down but a storm in which automation ends machines
+faster than they start. So every action passes the same rules, over records in the *shared* store, never in a
+process's memory:
 
-0. *Observation*: the condition was seen bad several times in a row.
+0. *Observation*: the condition was observed several times in a row.
 1. *Persistence*: it has held for a while, counted from an anchor that the first observer sets for everybody.
-   The condition is derived from shared records, and it alone clears an anchor: an instance that has merely
-   seen less doesn't.
-2. *Cooldown*: shortly after an action of ours the node's trouble is our own doing, and no new incident.
-3. *Breaker*: so many guarded actions a node in 24 hours, over all paths; then humans only.
+   The condition is derived from shared records, and only its end clears an anchor: an instance that has
+   fewer observations doesn't.
+2. *Cooldown*: shortly after an action the node's trouble is the action's consequence, and no new incident.
+3. *Breaker*: so many guarded actions a node in 24 hours, over all paths; then operators only.
 4. *Lock*: one acts, the others skip. It outlives the action.
 5. *Re-verification*: everything is read again right before acting, since a node that has recovered meanwhile
    must not be touched.
 6. The action is counted, and its cooldown set, in one compare-and-swap just before it is carried out: never
    for an intent, and never afterwards, when a crash could forget it. What was not carried out is given back;
-   a failed one counts, clears its cooldown and calls a human.
-7. *Escalation*: still bad after a while, a human is called, once: silence after "restarted" is how outages
-last.
+   a failed one counts, clears its cooldown and calls an operator.
+7. *Escalation*: if the condition lasts after the action, an operator is called, once.
 
 Everything here is pure: records and `now` (wall seconds) in, a decision with its reason out.
 """
@@ -37,7 +36,7 @@ DAY_S = 86400.0
 SKEW_S = 3600.0
 ENTRIES_MAX = 256
 STALE_LOOKS = 3
-# A busy machine looks later than it should.
+# A busy machine observes later than it should.
 STALE_S_MIN = 30.0
 
 
@@ -54,7 +53,7 @@ class Action(str, enum.Enum):
     ASK_HUMAN = "ask_human"
 
 
-# As humans are told of them.
+# For texts to people.
 DESCRIPTIONS = {
     Action.LEVEL_1: "the restart in place",
     Action.RESTART_HUNG: "the restart in place",
@@ -83,7 +82,7 @@ class Rules(NamedTuple):
 
 # The table of section 11. A crash must not wait three minutes, and a fourth crash in a day must not strand a
 # job that allows a hundred retries: level 1 after an exit is bounded by maxRetry alone. Where the breaker is
-# open (`breaker_open`) it rather starts on a fit spare, if one waits.
+# open (`breaker_open`) it prefers a fit spare, if one waits.
 RULES = {
     Action.LEVEL_1: Rules(False, False, counts=True, guarded=False, boundary=False, retry=1),
     Action.RESTART_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=1),
@@ -92,16 +91,16 @@ RULES = {
     Action.EVICT_SLOW: Rules(True, True, counts=True, guarded=True, boundary=True, retry=0),
     Action.EVICT_HUNG: Rules(True, True, counts=True, guarded=True, boundary=False, retry=0),
     Action.LOSS: Rules(False, False, counts=False, guarded=False, boundary=False, retry=0),
-    # A pause that ends by itself is no reason to call anybody either.
+    # A pause that ends by itself is no reason to call an operator either.
     Action.ASK_HUMAN: Rules(True, False, counts=False, guarded=False, boundary=False, retry=0),
 }
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """Since when a condition holds, by the first who saw it; `incident` names this stretch of trouble.
+    """Since when a condition holds, by its first observer; `incident` names this stretch.
 
-    `seen`: when somebody last saw that it still does. Without that, what came and went and came while nobody
-    looked would be one incident.
+    `seen`: when any instance last observed it. Without that, a condition that ended and began again while
+    unobserved would be one incident.
     """
 
     since: float
@@ -111,7 +110,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 class CountedAction(msgspec.Struct, frozen=True):
-    """One action on the breaker."""
+    """One action that the breaker counts. `at` in wall seconds."""
 
     id: str
     action: Action
@@ -119,7 +118,7 @@ class CountedAction(msgspec.Struct, frozen=True):
 
 
 class Outcome(str, enum.Enum):
-    """What became of an action. UNKNOWN: whoever began it has not been heard of since."""
+    """The outcome of an action. UNKNOWN: the instance that began it has not been heard from since."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -146,7 +145,7 @@ class GuardedAction(msgspec.Struct, frozen=True):
 
 
 class NodeGuard(msgspec.Struct, frozen=True):
-    """All that the guard knows of a node over all jobs: one record, one compare-and-swap."""
+    """The guard's record of a node over all jobs: one value, one compare-and-swap."""
 
     counted: tuple[CountedAction, ...] = ()
     cool_until: float = 0.0
@@ -154,7 +153,7 @@ class NodeGuard(msgspec.Struct, frozen=True):
 
 
 class Condition(NamedTuple):
-    """A condition of one node, as one job sees it, and what would be done about it."""
+    """A condition of one node, as one job sees it, and the action that would answer it."""
 
     node_name: str
     worker: str
@@ -164,8 +163,8 @@ class Condition(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The condition as the shared records say it now. `boundary`: stopping would lose nothing; `counts` is
-    how many looks in a row found it bad.
+    """The condition by the shared records now. `bad`: it holds; `boundary`: stopping would lose nothing;
+    `counts`: how many observations in a row found it.
     """
 
     bad: bool
@@ -174,7 +173,7 @@ class Observation(NamedTuple):
 
 
 class DecisionKind(str, enum.Enum):
-    """What a look at a case leads to."""
+    """What `consider` leads to."""
 
     NOTHING = "nothing"
     CLEAR = "clear"
@@ -185,40 +184,45 @@ class DecisionKind(str, enum.Enum):
 
 
 class Decision(NamedTuple):
-    """What to do, and why."""
+    """What is due, and why."""
 
     kind: DecisionKind
     reason: str
 
 
 def remedy(verdict: Verdict, node: NodeGuard, can_leave: bool, now: float) -> Action:
-    """What is done about a mark.
+    """The action that answers a mark.
 
-    A node that hung, was restarted and hangs again leaves, if training can go on without it.
+    A node that hangs again after a restart leaves, if training can go on without it.
     """
     if verdict is Verdict.SLOW:
         return Action.EVICT_SLOW
     if verdict in (Verdict.FROZEN, Verdict.DESYNC):
         again = any(entry.action is Action.RESTART_HUNG for entry in recent_actions(node, now))
         return Action.EVICT_HUNG if again and can_leave else Action.RESTART_HUNG
-    # Silent, while its training goes on: it may be switched off or cut off. Or alive, and merely long at
-    # something: killing that is a real loss for a guess.
+    # Silent, while its training goes on: it may be switched off or cut off. Or alive, and busy for long:
+    # ending that would be a certain loss for a guess.
     return Action.ASK_HUMAN
 
 
 def consider(
-    condition: Condition, seen: Observation, anchor: Anchor | None, node: NodeGuard, now: float, policy: Guard
+    condition: Condition,
+    observation: Observation,
+    anchor: Anchor | None,
+    node: NodeGuard,
+    now: float,
+    policy: Guard,
 ) -> Decision:
-    """Whether this case's action is due. The same question is asked twice: at a look, and under the lock."""
+    """Whether this condition's action is due. Called twice: at an observation, and again under the lock."""
     rules = RULES[condition.action]
-    if not seen.bad:
+    if not observation.bad:
         return Decision(DecisionKind.CLEAR if anchor else DecisionKind.NOTHING, "it has recovered")
     if rules.cooldown and (left_s := cooling_s(node, now, policy)) > 0:
-        # "Still bad" right after a restart is what a restart looks like.
+        # A restarted node looks bad for a while.
         reason = f"our own doing: {left_s:.0f} s of the cooldown are left"
         return Decision(DecisionKind.CLEAR if anchor else DecisionKind.WAIT, reason)
     if rules.persistence:
-        waiting = _persistence(seen, anchor, now, policy)
+        waiting = _persistence(observation, anchor, now, policy)
         if waiting is not None:
             return waiting
     used = len(breaker_actions(node, now))
@@ -230,30 +234,34 @@ def consider(
             DecisionKind.WAIT,
             f"what became of {DESCRIPTIONS[node.last_action.action]} before isn't settled yet",
         )
-    if rules.boundary and not seen.boundary:
+    if rules.boundary and not observation.boundary:
         return Decision(DecisionKind.WAIT, "it leaves when a checkpoint has completed")
     held = f", for {now - anchor.since:.0f} s" if anchor else ""
     return Decision(DecisionKind.ACT, f"{condition.verdict.value}{held}: {condition.reason}")
 
 
 def _unsettled(taken: GuardedAction, now: float, policy: Guard) -> bool:
-    # Its job may have ended, and with it all who would have followed it up.
+    # Its job may have ended, and with it all instances that would have followed it up.
     forgotten_s = policy.act_timeout_s + 2 * policy.escalation_s
     return not taken.followed_up and now - taken.at < forgotten_s
 
 
-def _persistence(seen: Observation, anchor: Anchor | None, now: float, policy: Guard) -> Decision | None:
+def _persistence(
+    observation: Observation, anchor: Anchor | None, now: float, policy: Guard
+) -> Decision | None:
     if anchor is not None and now - anchor.seen > stale_s(policy):
         return Decision(
-            DecisionKind.CLEAR, f"nobody looked for {now - anchor.seen:.0f} s: it may have been another"
+            DecisionKind.CLEAR,
+            f"nobody looked for {now - anchor.seen:.0f} s: it may have been another",
         )
     if anchor is None:
-        if seen.counts < policy.observations:
+        if observation.counts < policy.observations:
             return Decision(
-                DecisionKind.WAIT, f"seen {seen.counts} times in a row, {policy.observations} are wanted"
+                DecisionKind.WAIT,
+                f"seen {observation.counts} times in a row, {policy.observations} are wanted",
             )
-        return Decision(DecisionKind.ANCHOR, f"seen {seen.counts} times in a row: the clock starts")
-    # Whoever set the anchor has seen it often enough, for everybody: a successor doesn't count anew.
+        return Decision(DecisionKind.ANCHOR, f"seen {observation.counts} times in a row: the clock starts")
+    # The instance that set the anchor has observed it often enough: a successor doesn't count anew.
     if anchor.since > now + SKEW_S:
         return Decision(DecisionKind.CLEAR, "the clock's start lies ahead: whoever set it had another time")
     if now - anchor.since < policy.persistence_s:
@@ -265,8 +273,8 @@ def _persistence(seen: Observation, anchor: Anchor | None, now: float, policy: G
 
 
 def stale_s(policy: Guard) -> float:
-    """How long an anchor is worth something without anybody having looked: a few looks, or a part of the time
-    that a condition must hold, since what came and went in a hole hasn't held.
+    """Seconds without observation after which an anchor is stale: a few observations, or a part of the time
+    that a condition must hold, since one that ended and began again in a gap hasn't held.
     """
     return max(STALE_S_MIN, policy.persistence_s / 3, STALE_LOOKS * policy.look_s)
 
@@ -278,17 +286,17 @@ def cooling_s(node: NodeGuard, now: float, policy: Guard) -> float:
 
 
 def recent_actions(node: NodeGuard, now: float) -> list[CountedAction]:
-    """What was done to the node in the last 24 hours."""
+    """The counted actions on the node in the last 24 hours."""
     return [entry for entry in node.counted if now - DAY_S < entry.at <= now + SKEW_S]
 
 
 def breaker_actions(node: NodeGuard, now: float) -> list[CountedAction]:
-    """What of it the breaker stops at."""
+    """Those of them that open the breaker."""
     return [entry for entry in recent_actions(node, now) if RULES[entry.action].guarded]
 
 
 def breaker_open(node: NodeGuard, now: float, policy: Guard) -> str:
-    """Why automation has done enough to this node today, "" if it hasn't."""
+    """Why the breaker of this node is open, "" if it is closed."""
     used = len(breaker_actions(node, now))
     if used < policy.actions_per_day:
         return ""
@@ -296,18 +304,18 @@ def breaker_open(node: NodeGuard, now: float, policy: Guard) -> str:
 
 
 def count(node: NodeGuard, entry: CountedAction) -> NodeGuard:
-    """With one more action on the breaker; the same one twice changes nothing."""
+    """The record with one more counted action; the same one twice changes nothing."""
     if not RULES[entry.action].counts or any(entry.id == known.id for known in node.counted):
         return node
     kept = [known for known in node.counted if known.at > entry.at - DAY_S]
     free = [known for known in kept if not RULES[known.action].guarded]
     for known in free[: max(len(kept) + 1 - ENTRIES_MAX, 0)]:
-        kept.remove(known)  # never one that the breaker stops at
+        kept.remove(known)  # never one that opens the breaker
     return msgspec.structs.replace(node, counted=(*kept, entry))
 
 
 def with_external_action(node: NodeGuard, entry: CountedAction, policy: Guard) -> NodeGuard:
-    """With an action that the machine decided without us: counted, and its consequences are our own doing."""
+    """The record with an action that the phase machine decided: counted, and with its cooldown."""
     after = count(node, entry)
     if after == node:
         return node
@@ -325,13 +333,13 @@ def objection(node: NodeGuard, now: float, policy: Guard) -> str:
 
 
 def commit(node: NodeGuard, taken: GuardedAction, policy: Guard) -> NodeGuard:
-    """The record as it must be before the deed is done: counted, cooling, begun."""
+    """The record as it must be before the action is carried out: counted, cooling down, begun."""
     made = count(node, CountedAction(taken.id, taken.action, taken.at))
     return msgspec.structs.replace(made, cool_until=taken.at + policy.cooldown_s, last_action=taken)
 
 
 def settle(node: NodeGuard, action_id: str, outcome: Outcome, policy: Guard) -> NodeGuard:
-    """The record after the deed. Another's deed is left alone."""
+    """The record after the action. Another action's record is left unchanged."""
     taken = node.last_action
     if taken is None or taken.id != action_id or taken.followed_up:
         return node
@@ -341,7 +349,7 @@ def settle(node: NodeGuard, action_id: str, outcome: Outcome, policy: Guard) -> 
         return NodeGuard(counted=kept)
     after = msgspec.structs.replace(taken, outcome=outcome)
     if outcome is Outcome.FAILED:
-        # It may be tried again, and the human who is called now is its follow-up.
+        # It may be tried again, and the operator who is called now is its follow-up.
         after = msgspec.structs.replace(after, followed_up=True)
         return msgspec.structs.replace(node, last_action=after, cool_until=0.0)
     # UNKNOWN keeps its cooldown: perhaps it was done.
@@ -358,7 +366,7 @@ class FollowUp(str, enum.Enum):
 
 
 def follow_up(taken: GuardedAction, bad: bool, now: float, policy: Guard) -> tuple[FollowUp, str]:
-    """Whether the deed helped. `bad`: the condition holds now."""
+    """Whether the action helped. `bad`: the condition holds now."""
     age_s = now - taken.at
     if taken.followed_up:
         return FollowUp.WAIT, "it has been followed up"
@@ -378,7 +386,7 @@ def follow_up(taken: GuardedAction, bad: bool, now: float, policy: Guard) -> tup
 
 
 def followed_up(node: NodeGuard, action_id: str) -> NodeGuard:
-    """The record with this deed done with."""
+    """The record with this action followed up."""
     if node.last_action is None or node.last_action.id != action_id:
         return node
     return msgspec.structs.replace(
@@ -387,8 +395,8 @@ def followed_up(node: NodeGuard, action_id: str) -> NodeGuard:
 
 
 class PageRecord(msgspec.Struct, frozen=True):
-    """One page, so that an incident makes one and not one a look. Claimed before it is sent, in case that the
-    sender dies: then another sends it again, since two pages are better than none.
+    """One page, so that an incident causes one and not one an observation. Claimed before it is sent, in case
+    the sender dies: then another sends it again, since two pages are better than none.
     """
 
     claimed_at: float

@@ -1,8 +1,8 @@
-"""Who acts on what: every verdict that any detector can give, with exactly one owner and one action.
+"""The verdict table: every verdict that any detector can give, with exactly one owner and one action.
 
-A pair of safety mechanisms has a gap where one sees what the other doesn't act on. So this is one table over
-all detectors, and a test reads the detectors' own code: a verdict without a row fails it, and so does one
-with two. Where the owner is a human, that is a choice, and `PAGE` or `READ` says whether somebody is called.
+Two safety mechanisms leave a gap where one detects what the other doesn't act on. So this is one table over
+all detectors, and a test reads the detectors' code: a verdict without a row fails it, and so does one with
+two. Where the owner is a human, that is a choice, and `PAGE` or `READ` says whether one is called.
 
 `aegisctl verdicts` prints it.
 """
@@ -26,7 +26,7 @@ PAGE = "call a human"
 READ = "a line of the journal and of the node's history, for a human"
 NONE = "nothing is wrong by itself"
 
-# What a verdict is of: where it comes from.
+# The kind of a verdict: where it comes from.
 MARK, CLASS, FINDING, SIGNATURE, NOTE, TOGETHER = "mark", "class", "finding", "signature", "note", "together"
 
 
@@ -121,7 +121,7 @@ TABLE: tuple[Row, ...] = (
 
 
 def rows_for(kind: str, verdict: str, scope: str = "") -> list[Row]:
-    """All rows that claim this verdict: exactly one, a test holds."""
+    """All rows for this verdict: exactly one, which a test checks."""
     return [
         row
         for row in TABLE
@@ -130,7 +130,7 @@ def rows_for(kind: str, verdict: str, scope: str = "") -> list[Row]:
 
 
 def pages(code: str) -> bool:
-    """Whether a note with this code calls a human by itself."""
+    """Whether a note with this code calls an operator by itself."""
     return any(row.action == PAGE for row in rows_for(NOTE, code))
 
 
