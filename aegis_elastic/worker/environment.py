@@ -1,5 +1,4 @@
-"""The environment that a training process gets from us: our site folder first on its path, and no secret of
-ours."""
+"""The environment of a rank: our site folder first on its PYTHONPATH, and none of our secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ SITE_DIR = str(Path(__file__).resolve().parent / "site")
 # the site folder's sitecustomize acts only if this is there, and removes it before the script's first line
 MARKER = "AEGIS_WORKER_SITE"
 SECRETS = ("AEGIS_JOIN_SECRET", "AEGIS_NOTIFY")
-# names of the variables that we have set for our own processes: the ranks get what there was before
+# names of the variables that we have set for our own processes only; ranks don't get these
 OUR_OWN = "AEGIS_OUR_OWN_VARIABLES"
 
 
@@ -21,7 +20,7 @@ def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def set_for_ourselves(env: MutableMapping[str, str], **wanted: str) -> None:
-    """Set these variables where nobody has, for our own processes and not for the ranks."""
+    """Set those of these variables that are not set, for our own processes and not for the ranks."""
     ours = {key: value for key, value in wanted.items() if key not in env}
     env.update(ours)
     names = [*env.get(OUR_OWN, "").split(","), *ours]
@@ -39,9 +38,9 @@ def as_given(env: Mapping[str, str]) -> dict[str, str]:
 def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of ``env`` for a rank: without secrets, with our site folder first on PYTHONPATH.
 
-    Idempotent. A Python that ignores PYTHONPATH (``-I``, ``-E``) just doesn't see the folder. Where the
-    package lies under a folder that PYTHONPATH can't express (its name holds the path separator), only the
-    secrets go.
+    Idempotent. A Python that ignores PYTHONPATH (``-I``, ``-E``) doesn't use the folder. If the package is in
+    a folder that PYTHONPATH can't express (its name contains the path separator), only the secrets are
+    removed.
     """
     prepared = as_given(env)
     if os.pathsep in SITE_DIR:
@@ -49,6 +48,6 @@ def prepare_env(env: Mapping[str, str]) -> dict[str, str]:
     original = prepared.get("PYTHONPATH")
     rest = [entry for entry in original.split(os.pathsep) if entry != SITE_DIR] if original else []
     prepared["PYTHONPATH"] = os.pathsep.join([SITE_DIR, *rest])
-    # whether PYTHONPATH was there: after our entry is taken out, empty and unset look the same
+    # whether PYTHONPATH was set: after our entry is removed, empty and unset look the same
     prepared.setdefault(MARKER, "unset" if original is None else "set")
     return prepared

@@ -1,9 +1,9 @@
-"""The last thing that a rank does in Python after an uncaught exception: say that it is as good as gone.
+"""The last thing that a rank does in Python after an uncaught exception: notify the guard that it is exiting.
 
-An interpreter that has ended its script takes half a second to take torch down, with NCCL minutes or for
-ever, and does nothing for anybody in that time: what was printed is printed, every ``atexit`` has run, files
-are closed. So the guard is told (``agents/guard/exiting.py``), by the access time of the error file, and all
-ranks can be stopped at once, this one with them.
+An interpreter that has ended its script takes half a second to shut torch down, with NCCL minutes or for
+ever, and nothing of use happens in that time: output is written, every ``atexit`` has run, files are closed.
+So the guard is notified (``agents/guard/exiting.py``) by the access time of the error file, and all ranks,
+this one too, can be stopped at once.
 
 Standard library only and old syntax: it is loaded by path into whatever Python the user runs.
 """
@@ -19,10 +19,10 @@ OPEN_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def ends_the_script() -> bool:
-    """Whether the exception that ``sys.excepthook`` was just given ends the interpreter.
+    """Whether the exception that ``sys.excepthook`` just got ends the interpreter.
 
-    It does on the main thread, when nothing of the script is left on the stack: a library may also ask the
-    hook to print something, and go on.
+    It does on the main thread, when nothing of the script is left on the stack: a library may also call the
+    hook to print an exception, and go on.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -36,18 +36,18 @@ def ends_the_script() -> bool:
     return True
 
 
-def say_goodbye(error_file: str) -> None:
-    """Called when every ``atexit`` of the script has run. The guard knows us by our pid in the access
-    time.
+def notify_guard(error_file: str) -> None:
+    """Write our pid to the access time of ``error_file``. To be called when every ``atexit`` of the script
+    has run.
     """
-    # What the end of an interpreter does for whoever forgot to close: files are written out.
+    # As the end of an interpreter does: files that were not closed are flushed.
     for file in [each for each in gc.get_objects() if type(each) in OPEN_FILES]:
         try:
             if not file.closed:
                 file.flush()
         except (OSError, ValueError):
-            continue  # a full disk, or a pipe that nobody reads: the interpreter couldn't either
-    # From here on the stop reaches us at once. A handler of the script would act for a training that failed.
+            continue  # a full disk, or a pipe that nobody reads: the interpreter would fail, too
+    # From here on SIGTERM ends us at once: a handler of the script would act for a training that has failed.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     written = os.stat(error_file).st_mtime_ns
     os.utime(error_file, ns=(os.getpid() * 1000000000, written))

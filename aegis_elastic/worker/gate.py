@@ -1,16 +1,15 @@
-"""The gate: holds a process inside ``site``, past its imports and before its script, until it is told to go.
+"""The gate: holds a process inside ``site``, past its imports and before its script, until "go".
 
 ``site/sitecustomize.py`` loads this file by its path in a process that the guard started as a warm spare: the
-very command of a rank, with the rank's environment but for the variables that are only known later. What
-follows happens before CPython looks at the script, so that after "go" it runs main by itself, as it would
-have.
+command of a rank, with the rank's environment but for the variables that are only known later. All this
+happens before CPython opens the script, so that after "go" CPython runs it as in any other start.
 
-Wire: a SEQPACKET socket pair, one JSON object a packet. The spare says ``{"held": pid, "modules": n,
-"seconds": s}``, or ``{"unfit": why, "without": package}`` and ends. The guard says ``{"env": {...},
-"streams": [1, 2]}`` and passes the descriptors for these streams. The spare answers ``{"gone": pid}``. End
-of file means that the guard is gone, or wants no spare: the process ends, and never runs the script.
+Wire: a SEQPACKET socket pair, one JSON object per packet. The spare sends ``{"held": pid, "modules": n,
+"seconds": s}``, or ``{"unfit": why, "without": package}`` and ends. The guard sends "go", ``{"env": {...},
+"streams": [1, 2]}``, with the descriptors for these streams. The spare answers ``{"started": pid}``. End of
+file means that the guard has ended, or wants no spare: the process ends, and never runs the script.
 
-While it waits a spare stands back: niced (where that can be taken back), and the kernel's first choice when
+While it waits a spare has a low priority (where that can be undone), and is the kernel's first choice when
 memory runs out. Standard library only and old syntax: the user chooses the Python.
 """
 
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 CHANNEL_BYTES = 1 << 18
 NICE = 10
 CAP_SYS_NICE = 23
-ROOM = "AEGIS_WORKER_ROOM"  # the last entry of the environment that we were started with; see guard_ranks
+# the last variable of the initial environment, see ``agents/guard/processes.py``
+ENVIRON_PADDING = "AEGIS_WORKER_ROOM"
 EXIT_NOT_NEEDED = 0
 EXIT_UNFIT = 3
 # Only known at "go": a package that reads one of these while it is imported can't be imported ahead.
@@ -40,12 +40,12 @@ LATE = frozenset(
     )
 )
 
-# These go through the whole environment for variables of their own prefix, and keep nothing else of it.
-READS_ITS_OWN = frozenset(("tqdm",))
+# Packages that iterate over the environment for variables of their own prefix, and keep nothing else of it.
+PREFIX_READERS = frozenset(("tqdm",))
 
 
 class Unfit(Exception):
-    """This process can't be held as a spare; ``without`` names the package that is to blame, if one is."""
+    """This process can't be held as a spare; ``without``: the package that causes it, if one does."""
 
     def __init__(self, why: str, without: str = "") -> None:
         Exception.__init__(self, why)
@@ -53,7 +53,7 @@ class Unfit(Exception):
 
 
 def hold(descriptor: int, preload: "ModuleType", uses_torch: bool, without: "frozenset[str]") -> None:
-    """Import ahead, wait, take what "go" brings. Returns as the rank, or ends the process.
+    """Import ahead, wait for "go", apply it. Returns as the rank, or ends the process.
 
     ``preload`` is the module ``worker/preload.py``; ``without`` are packages that were found unfit before.
     """
@@ -61,10 +61,10 @@ def hold(descriptor: int, preload: "ModuleType", uses_torch: bool, without: "fro
 
     channel = sockets.socket(fileno=descriptor)
     channel.set_inheritable(False)
-    os.environ.pop(ROOM, None)
-    began = time.monotonic()
+    os.environ.pop(ENVIRON_PADDING, None)
+    started = time.monotonic()
     try:
-        standing = _stand_back()
+        priority = _lower_priority()
         streams = _Streams()
         try:
             count = _import_ahead(preload, uses_torch, without)
@@ -72,38 +72,38 @@ def hold(descriptor: int, preload: "ModuleType", uses_torch: bool, without: "fro
             streams.restore()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the script must not run here
         _refuse(channel, error)
-    seconds = round(time.monotonic() - began, 3)
-    _say(channel, {"held": os.getpid(), "modules": count, "seconds": seconds})
-    order, descriptors = _receive(channel)
+    seconds = round(time.monotonic() - started, 3)
+    _send(channel, {"held": os.getpid(), "modules": count, "seconds": seconds})
+    go, descriptors = _receive(channel)
     try:
-        _step_forward(standing)
-        for stream, opened in zip(order["streams"], descriptors):  # noqa: B905 - a parameter of later Pythons
+        _restore_priority(priority)
+        for stream, opened in zip(go["streams"], descriptors):  # noqa: B905 - a parameter of later Pythons
             os.dup2(opened, stream)
             os.close(opened)
-        late = [(_bytes(key), _bytes(value)) for key, value in order["env"].items()]
+        late = [(_bytes(key), _bytes(value)) for key, value in go["env"].items()]
         for key, value in late:
             os.environb[key] = value
-        _show(late)
+        _publish_environment(late)
         streams.replay()
     except BaseException as error:  # noqa: BLE001 - as above
         _refuse(channel, error)
-    _say(channel, {"gone": os.getpid()})
+    _send(channel, {"started": os.getpid()})
     channel.close()
 
 
 def _refuse(channel: "socket", error: BaseException) -> None:
     why = str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
-    _say(channel, {"unfit": why, "without": getattr(error, "without", "")})
+    _send(channel, {"unfit": why, "without": getattr(error, "without", "")})
     os._exit(EXIT_UNFIT)
 
 
-def _say(channel: "socket", message: "dict[str, object]") -> None:
+def _send(channel: "socket", message: "dict[str, object]") -> None:
     import json
 
     try:
         channel.send(json.dumps(message).encode())
     except OSError:
-        os._exit(EXIT_NOT_NEEDED)  # the guard is gone, and with it everybody who could use us
+        os._exit(EXIT_NOT_NEEDED)  # the guard has ended: nobody needs this process
 
 
 def _receive(channel: "socket") -> "tuple[dict[str, Any], list[int]]":
@@ -126,27 +126,27 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _show(late: "list[tuple[bytes, bytes]]") -> None:
-    """Write the late variables to where the kernel lets others read our environment, if there is room."""
+def _publish_environment(late: "list[tuple[bytes, bytes]]") -> None:
+    """Write the late variables into the environment that /proc/<pid>/environ shows, if they fit."""
     with open("/proc/self/environ", "rb") as file:
         initial = file.read()
-    place = initial.rfind(ROOM.encode() + b"=")
+    position = initial.rfind(ENVIRON_PADDING.encode() + b"=")
     entries = b"".join(b"%s=%s\0" % entry for entry in late)
-    if place < 0 or len(entries) > len(initial) - place:
+    if position < 0 or len(entries) > len(initial) - position:
         return
     with open("/proc/self/stat", "rb") as file:
         start = int(file.read().rpartition(b")")[2].split()[47])  # env_start, field 50 of proc(5)
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
-        # nothing of the process points there: the variable was taken out of the environment before
-        memory.seek(start + place)
-        memory.write(entries.ljust(len(initial) - place, b"\0"))
+        # nothing in the process points there: the variable was removed from the environment before
+        memory.seek(start + position)
+        memory.write(entries.ljust(len(initial) - position, b"\0"))
 
 
 # -- imports -------------------------------------------------------------------------------------------------
 
 
 def _import_ahead(preload: "ModuleType", uses_torch: bool, without: "frozenset[str]") -> int:
-    """Import what the script will; returns how many modules are there. Raises Unfit."""
+    """Import what the script will import; returns the number of loaded modules. Raises Unfit."""
     argv = list(getattr(sys, "orig_argv", None) or _argv())
     found = preload.wanted(argv, list(sys.path), os.getcwd(), uses_torch)
     kind, target = preload.command(argv)
@@ -157,20 +157,20 @@ def _import_ahead(preload: "ModuleType", uses_torch: bool, without: "frozenset[s
         package = name.partition(".")[0]
         if not without.isdisjoint((package, name)) or package in hidden:
             continue
-        # what torch can't import ahead of its own is no reason to do without the rest of it
-        blamed = name if package == "torch" else package
-        with _Watch() as watch:
+        # a part of torch that can't be imported ahead is no reason to leave out the rest
+        culprit = name if package == "torch" else package
+        with _EnvironmentWatch() as watch:
             try:
                 module = __import__(name, fromlist=list(names) or ["__name__"])
                 for each in names:
                     getattr(module, each, None)
-            except BaseException as error:  # noqa: BLE001 - SystemExit of an import is one more way to be unfit
+            except BaseException as error:  # noqa: BLE001 - an import may also raise SystemExit
                 why = f"importing {name} failed: {type(error).__name__}: {error}"
-                raise Unfit(why, blamed) from None
+                raise Unfit(why, culprit) from None
         if watch.read:
-            raise Unfit(f"{name} reads {watch.read} while it is imported", blamed)
+            raise Unfit(f"{name} reads {watch.read} while it is imported", culprit)
         if _holds_a_gpu():
-            raise Unfit(f"{name} opens a GPU while it is imported", blamed)
+            raise Unfit(f"{name} opens a GPU while it is imported", culprit)
     tops = {name.partition(".")[0] for name in set(sys.modules) - before}
     shadowed = sorted(tops & hidden)
     if shadowed:
@@ -183,36 +183,36 @@ def _argv() -> "list[str]":
         return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
 
 
-class _Watch:
-    """While active, notes when Python code asks ``os.environ`` for a late variable, or copies it whole."""
+class _EnvironmentWatch:
+    """While active, detects code that reads a late variable from ``os.environ``, or copies all of it."""
 
     def __init__(self) -> None:
         self.read = ""
 
-    def __enter__(self) -> "_Watch":
+    def __enter__(self) -> "_EnvironmentWatch":
         environ = os.environ  # type: Any
         self._encode = environ.encodekey
         self._decode = environ.decodekey
-        environ.encodekey, environ.decodekey = self._asked, self._copied
+        environ.encodekey, environ.decodekey = self._on_encode, self._on_decode
         return self
 
     def __exit__(self, *_: object) -> None:
         environ = os.environ  # type: Any
         environ.encodekey, environ.decodekey = self._encode, self._decode
 
-    def _asked(self, key: str) -> bytes:
+    def _on_encode(self, key: str) -> bytes:
         if key in LATE:
             self.read = self.read or key
         return self._encode(key)  # type: ignore[no-any-return]
 
-    def _copied(self, key: bytes) -> str:
-        if not self.read and _caller() not in READS_ITS_OWN:
+    def _on_decode(self, key: bytes) -> str:
+        if not self.read and _caller() not in PREFIX_READERS:
             self.read = "the whole environment"
         return self._decode(key)  # type: ignore[no-any-return]
 
 
 def _caller() -> str:
-    """The package of the code that asks ``os.environ`` for something."""
+    """The package of the code that reads ``os.environ``."""
     frame = sys._getframe(2)  # type: Any
     while frame is not None and frame.f_globals.get("__name__") in (
         "os",
@@ -229,19 +229,19 @@ def _holds_a_gpu() -> bool:
         try:
             target = os.readlink("/proc/self/fd/" + name)
         except OSError:
-            continue  # the descriptor of the listing itself is gone when it is looked at
+            continue  # the listing's own descriptor is closed by now
         if target.startswith(("/dev/nvidia", "/dev/kfd")):
             return True
     return False
 
 
-# -- streams and standing ------------------------------------------------------------------------------------
+# -- streams and priority ------------------------------------------------------------------------------------
 
 
 class _Streams:
-    """What is printed while importing belongs to the rank: it is kept and said at "go".
+    """Output during imports belongs to the rank: it is kept, and written at "go".
 
-    A terminal is left as it is: what libraries find out about it at their import must hold.
+    A terminal is left as it is, since libraries may inspect it while they are imported.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class _Streams:
                     continue
                 saved, kept = os.dup(stream), os.memfd_create("aegis-spare")
             except (OSError, AttributeError):
-                continue  # closed, or an old system: what is printed comes early then
+                continue  # closed, or an old system: output is then written at once
             os.dup2(kept, stream)
             self._saved.append((stream, saved, kept))
 
@@ -276,8 +276,10 @@ class _Streams:
             os.close(kept)
 
 
-def _stand_back() -> "tuple[int | None, str]":
-    """Be the last to run and the first to go. Only what can be taken back without privileges is done."""
+def _lower_priority() -> "tuple[int | None, str]":
+    """Raise niceness and OOM score. Only what can be undone without privileges is done; returns the old
+    values.
+    """
     niceness = None
     if _may_raise_priority():
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
@@ -293,14 +295,14 @@ def _stand_back() -> "tuple[int | None, str]":
     return niceness, score
 
 
-def _step_forward(standing: "tuple[int | None, str]") -> None:
-    niceness, score = standing
+def _restore_priority(priority: "tuple[int | None, str]") -> None:
+    niceness, score = priority
     if niceness is not None:
-        for thread in os.listdir("/proc/self/task"):  # libraries may have made threads, niced as we were
+        for thread in os.listdir("/proc/self/task"):  # threads made meanwhile have inherited the niceness
             try:
                 os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
             except ProcessLookupError:
-                continue  # it ended while we looked
+                continue  # it has ended meanwhile
     if score:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(score)

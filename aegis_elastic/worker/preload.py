@@ -1,12 +1,12 @@
-"""What a held process may import ahead of its script: found by reading the script, never by running it.
+"""What a spare may import ahead of its script: found by parsing the script, never by running it.
 
 The script and the user's own modules that it imports are parsed in the order in which they would run. Imports
 that are certain (at module level, not in a branch that may not be taken) and lead to an *installed* package
 are wanted; the user's own files are never imported ahead, since they may change until they run.
 
-Reading stops to trust what comes after a line that changes what an import means: a write to the environment
-(libraries read it when they are imported) or to ``sys.path``. torch is believed longer: only a write to a
-variable that its import could read counts, and only before torch itself is imported.
+Imports after a line that changes what an import means are not used: after a write to the environment
+(libraries read it when they are imported) or to ``sys.path``. For torch only a write to a variable that its
+import could read counts, and only before torch itself is imported.
 
 Standard library only and old syntax: it is loaded by path into whatever Python the user runs.
 """
@@ -18,9 +18,9 @@ from importlib.machinery import PathFinder
 
 FILES_MAX = 400
 FILE_BYTES_MAX = 1 << 20
-# Importing these does something to the outside world (MPI_Init would make one rank two processes).
+# Importing these has effects outside the process (MPI_Init would count it as a second process).
 NEVER = frozenset({"mpi4py", "horovod", "torch_xla", "habana_frameworks", "ray", "dotenv"})
-# Read while torch (with numpy and its math libraries) is imported, here or in a version that we can't see.
+# Prefixes of variables that are read while torch (with numpy and math libraries) is imported, in any version.
 READ_BY_TORCH = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "VECLIB_", "BLIS_", "NPY_", "KINETO_"),
     *("TORCH", "PYTORCH", "ATEN_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "XLA_", "TRITON_"),
@@ -29,7 +29,7 @@ READ_BY_TORCH = (
 ENVIRONMENT_CALLS = frozenset({"putenv", "unsetenv", "load_dotenv"})
 ENVIRONMENT_METHODS = frozenset({"setdefault", "update", "pop", "popitem", "clear"})
 PATH_METHODS = frozenset({"insert", "append", "extend", "remove", "pop", "clear"})
-# torch imports these by itself, seconds later, where one of the names is used.
+# Imported by torch itself, seconds later, where one of the names is used.
 IMPLIED = {
     "torch._dynamo": ("DistributedDataParallel", "DDP", "optim", "compile", "fully_shard"),
 }
@@ -39,27 +39,27 @@ LIBRARIES_THAT_OPTIMISE = frozenset(
 
 
 class Wanted:
-    """Modules in the order of their import: (name, names taken out of it). ``why`` says what ended it."""
+    """Modules in the order of their import: (name, names imported from it). ``why``: what ended it."""
 
     def __init__(self) -> None:
         self.modules = []  # type: list[tuple[str, tuple[str, ...]]]
         self.why = ""
 
     def add(self, name: str, names: "tuple[str, ...]" = ()) -> None:
-        """Append a module, once with the same names."""
+        """Append a module, unless it is there with the same names."""
         if (name, names) not in self.modules:
             self.modules.append((name, names))
 
     def has(self, package: str) -> bool:
-        """Whether something of that package is wanted."""
+        """Whether a module of that package is wanted."""
         return any(name.partition(".")[0] == package for name, _ in self.modules)
 
 
 def wanted(argv: "list[str]", path: "list[str]", cwd: str, uses_torch: bool) -> Wanted:
     """Read the command ``argv`` (``[python, options, script | -m module, arguments]``).
 
-    ``path`` is ``sys.path`` without the script's folder. ``uses_torch``: the last incarnation had it loaded,
-    wherever its import stands.
+    ``path`` is ``sys.path`` without the script's folder. ``uses_torch``: the last incarnation had torch
+    loaded, wherever it is imported.
     """
     kind, target = command(argv)
     if kind == "script":
@@ -73,30 +73,30 @@ def wanted(argv: "list[str]", path: "list[str]", cwd: str, uses_torch: bool) -> 
         reader.read(target, "")
     elif file:
         reader.file(file, target.rpartition(".")[0] if kind == "module" else "")
-    reader.conclude(uses_torch)
+    reader.finish(uses_torch)
     return reader.found
 
 
 def command(argv: "list[str]") -> "tuple[str, str]":
     """("script", path), ("module", name), ("code", text) or ("", "") for an interpreter's command line."""
-    words = list(argv[1:])
-    while words:
-        word = words.pop(0)
-        if word in ("-m", "-c") and words:
-            return ("module" if word == "-m" else "code"), words[0]
-        if word in ("-W", "-X", "--check-hash-based-pycs") and words:
-            words.pop(0)
-        elif not word.startswith("-"):
-            if os.path.isdir(word):
+    arguments = list(argv[1:])
+    while arguments:
+        argument = arguments.pop(0)
+        if argument in ("-m", "-c") and arguments:
+            return ("module" if argument == "-m" else "code"), arguments[0]
+        if argument in ("-W", "-X", "--check-hash-based-pycs") and arguments:
+            arguments.pop(0)
+        elif not argument.startswith("-"):
+            if os.path.isdir(argument):
                 return "", ""
-            return "script", word
-        elif word == "-":
+            return "script", argument
+        elif argument == "-":
             return "", ""
     return "", ""
 
 
 def own_names(folder: str) -> "frozenset[str]":
-    """Top-level modules that lie in the script's folder and so hide installed ones of the same name."""
+    """Top-level modules in the script's folder, which hide installed ones of the same name."""
     names = set()
     try:
         entries = os.listdir(folder or ".")
@@ -113,15 +113,15 @@ def own_names(folder: str) -> "frozenset[str]":
 
 def _module_file(name: str, path: "list[str]") -> str:
     """The file that ``-m name`` runs, without importing anything; "" if there is none."""
-    places = path  # type: list[str] | None
+    folders = path  # type: list[str] | None
     spec = None
     for part in _prefixes(name):
-        spec = PathFinder.find_spec(part, places)
+        spec = PathFinder.find_spec(part, folders)
         if spec is None:
             return ""
-        places = list(spec.submodule_search_locations or [])
+        folders = list(spec.submodule_search_locations or [])
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = PathFinder.find_spec(name + ".__main__", places)
+        spec = PathFinder.find_spec(name + ".__main__", folders)
     return (spec.origin or "") if spec is not None else ""
 
 
@@ -138,11 +138,11 @@ class _Reader:
         self._path = path
         self._seen = set()  # type: set[str]
         self._names = set()  # type: set[str]
-        self._trusting = True
-        self._torch = True
+        self._trusted = True
+        self._torch_trusted = True
 
     def file(self, file: str, package: str) -> None:
-        """Read one file of the user's, unless it was read before."""
+        """Parse one file of the user's, unless it was parsed before."""
         if file in self._seen or len(self._seen) >= FILES_MAX or not file.endswith(".py"):
             return
         self._seen.add(file)
@@ -154,7 +154,7 @@ class _Reader:
         self.read(source, package)
 
     def read(self, source: "bytes | str", package: str) -> None:
-        """Read one module's source. What doesn't parse, or nests too deep, says nothing."""
+        """Parse one module's source. A source that doesn't parse, or nests too deep, is skipped."""
         try:
             tree = ast.parse(source)
             nodes = [node for node in ast.walk(tree) if hasattr(node, "lineno")]
@@ -167,17 +167,19 @@ class _Reader:
                 self._names.add(node.id)
             elif isinstance(node, ast.alias):
                 self._names.add(node.name.rpartition(".")[2])
-        # a function may be called before the lines below it run: what is written anywhere counts from there
+        # a function may be called before the lines below it run: a write anywhere counts from its line on
         written = [(node.lineno, _write(node)) for node in nodes]
         writes = sorted((line, key) for line, key in written if key is not None)
         self._body(tree.body, package, writes)
         if not self.found.has("torch"):
-            self._heed(writes, min((node.lineno for node in nodes if _imports_torch(node)), default=1 << 30))
+            self._apply_writes(
+                writes, min((node.lineno for node in nodes if _imports_torch(node)), default=1 << 30)
+            )
 
-    def conclude(self, uses_torch: bool) -> None:
-        """What is used without being named where we look: torch itself, and what torch imports late."""
+    def finish(self, uses_torch: bool) -> None:
+        """Add what is imported without an import that we see: torch itself, and what torch imports late."""
         found = self.found
-        if not self._torch:
+        if not self._torch_trusted:
             found.modules[:] = []
             return
         if uses_torch and not found.has("torch"):
@@ -190,7 +192,7 @@ class _Reader:
 
     def _body(self, body: "list[ast.stmt]", package: str, writes: "list[tuple[int, str]]") -> None:
         for statement in body:
-            self._heed(writes, statement.lineno)
+            self._apply_writes(writes, statement.lineno)
             if isinstance(statement, ast.Import):
                 for alias in statement.names:
                     self._import(alias.name, ())
@@ -200,17 +202,17 @@ class _Reader:
             elif _runs_its_body(statement):
                 self._body(statement.body, package, writes)  # type: ignore[attr-defined]
 
-    def _heed(self, writes: "list[tuple[int, str]]", line: int) -> None:
-        """Take note of the writes above ``line``: from here on imports may mean something else."""
+    def _apply_writes(self, writes: "list[tuple[int, str]]", line: int) -> None:
+        """Apply the writes above ``line``: from there on imports may mean something else."""
         for where, key in writes:
             if where >= line:
                 continue
-            if self._trusting:
-                self._trusting = False
+            if self._trusted:
+                self._trusted = False
                 self.found.why = f"line {where} changes {key or 'the environment'}"
             for_torch = not key or key.startswith(READ_BY_TORCH)
             if for_torch and not self.found.has("torch"):
-                self._torch = False
+                self._torch_trusted = False
 
     def _import(self, name: str, names: "tuple[str, ...]") -> None:
         top = name.partition(".")[0]
@@ -220,22 +222,22 @@ class _Reader:
         if spec is None:
             return
         if _installed(spec.origin or ""):
-            if top == "torch" and (self._torch or self.found.has("torch")):
+            if top == "torch" and (self._torch_trusted or self.found.has("torch")):
                 self.found.add("torch", ())
-            if self._trusting and top not in NEVER:
+            if self._trusted and top not in NEVER:
                 self.found.add(name, names)
             return
         if _standard(spec.origin or "") or top in NEVER:
             return
-        places = self._path
-        for part in _prefixes(name):  # the packages on the way run too
-            spec = PathFinder.find_spec(part, places)
+        folders = self._path
+        for part in _prefixes(name):  # the parent packages run, too
+            spec = PathFinder.find_spec(part, folders)
             if spec is None:
                 return
-            places = list(spec.submodule_search_locations or [])
+            folders = list(spec.submodule_search_locations or [])
             self.file(spec.origin or "", part if spec.submodule_search_locations else part.rpartition(".")[0])
         for each in names:  # "from package import module"
-            inner = PathFinder.find_spec(name + "." + each, places) if places else None
+            inner = PathFinder.find_spec(name + "." + each, folders) if folders else None
             if inner is not None:
                 self.file(inner.origin or "", name)
 

@@ -1,4 +1,4 @@
-"""What tests of what runs on a node share."""
+"""Fixtures for tests of the agent's parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aegis_elastic.agents.guard.client import GuardClient
 
 @pytest.fixture
 def guard() -> Iterator[GuardClient]:
-    """A guard process of its own, gone afterwards."""
+    """A guard process, ended afterwards."""
     client = GuardClient.start("test-job")
     yield client
     client.close()

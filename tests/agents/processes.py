@@ -1,4 +1,4 @@
-"""Real processes for the tests of the runner: ranks, stubborn families, and waiting for their ends."""
+"""Real processes for tests: ranks, process trees that are hard to kill, and waiting for their ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from aegis_elastic.agents.guard.client import Event, Exited, GuardClient, RankSpec, Stopped
 
 PATIENCE_S = 30.0
-# a family that is hard to kill: own sessions, double forks, deaf to TERM; each writes its pid to a folder
+# a family that is hard to kill: own sessions, double forks, ignoring TERM; each writes its pid to a folder
 STUBBORN = r"""
 import os, signal, sys, time
 folder = sys.argv[1]
@@ -79,7 +79,7 @@ def wait_family(folder: Path) -> list[int]:
 
 
 def ended(pid: int) -> bool:
-    """True when `pid` has ended; waits for it (a corpse that nobody reaps counts as ended)."""
+    """True when `pid` has ended; waits for it (a zombie counts as ended)."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -89,7 +89,7 @@ class Stage:
         return self.end(spec)
 
     def hold(self, spec: RankSpec, libraries: str = "plain", without: str = "") -> SpareReady | SpareGone:
-        """Start a spare called "s"; returns what it says."""
+        """Start a spare called "s"; returns its event."""
         early = {key: value for key, value in spec.env.items() if key not in LATE}
         gate = f"hold {libraries} {without}".rstrip()
         self.guard.hold("s", spec._replace(env=early, gate=gate))
@@ -113,8 +113,8 @@ class Stage:
         self.go(spec)
         return self.end(spec)
 
-    def _wait_gone(self, pid: int) -> None:
-        """The guard may tell of a rank that is still on its way out; what it says there counts, too."""
+    def _wait_exit(self, pid: int) -> None:
+        """The guard may report a rank before its interpreter has ended; its output then counts, too."""
         try:
             process = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -125,14 +125,14 @@ class Stage:
         os.close(process)
         self.guard.stop(0.0)
         while not isinstance(event := self.guard.wait_event(PATIENCE_S), Stopped):
-            assert event is not None, "the guard says nothing of the stop"
+            assert event is not None, "no event for the stop"
 
     def end(self, spec: RankSpec) -> End:
         """Wait for the rank's end and read what it left."""
         deadline_s = time.monotonic() + PATIENCE_S
         while not isinstance(event := self.guard.wait_event(deadline_s - time.monotonic()), Exited):
             assert isinstance(event, GatePassed), event
-        self._wait_gone(event.pid)
+        self._wait_exit(event.pid)
         error = self.folder / "error.json"
         return End(
             (event.exit_code, event.signal),

@@ -1,4 +1,4 @@
-"""What a held process imports ahead, what makes it unfit, and that it runs the script only when told to."""
+"""What a held process imports ahead, what makes it unfit, and that it runs the script only after "go"."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ def test_a_package_that_would_behave_otherwise_is_left_to_the_script(
     env = package(stage, text)
     script = stage.write("train.py", SHOW)
     spec = stage.spec([script], env)
-    said = stage.hold(spec)
+    event = stage.hold(spec)
     if not why:
-        assert isinstance(said, SpareReady)
+        assert isinstance(event, SpareReady)
         return
-    assert said == SpareGone("s", why, "heavy")
+    assert event == SpareGone("s", why, "heavy")
     assert isinstance(stage.hold(spec, without="heavy"), SpareReady), "without it, it can be held"
     stage.go(spec)
     assert stage.end(spec).stdout.startswith("False False")
 
 
-def test_who_looks_through_the_environment_for_variables_of_his_own_prefix_is_imported_ahead(
+def test_a_package_that_reads_variables_of_its_own_prefix_only_is_imported_ahead(
     stage: Stage,
 ) -> None:
     """tqdm does, and torch itself imports it where it is installed."""
@@ -103,11 +103,11 @@ def test_a_file_beside_the_script_hides_what_was_imported_ahead(stage: Stage) ->
     env = package(stage, "import shared")
     stage.write("site-packages/shared.py", "")
     stage.write("shared.py", "")
-    said = stage.hold(stage.spec([stage.write("train.py", SHOW)], env))
-    assert said == SpareGone("s", "shared lies beside the script and hides the module that was imported", "")
+    event = stage.hold(stage.spec([stage.write("train.py", SHOW)], env))
+    assert event == SpareGone("s", "shared lies beside the script and hides the module that was imported", "")
 
 
-def test_a_held_process_ends_without_running_the_script_when_nobody_wants_it(stage: Stage) -> None:
+def test_a_held_process_ends_without_running_the_script_when_it_is_not_needed(stage: Stage) -> None:
     script = stage.write("train.py", f"open({str(stage.folder / 'ran')!r}, 'w')")
     stage.hold(stage.spec([script]))
     (pid,) = _children(stage.guard.pid)
@@ -131,7 +131,7 @@ def test_a_signal_ends_a_held_process_before_the_script(stage: Stage, signum: in
     assert not (stage.folder / "ran").exists()
 
 
-def test_it_stands_back_while_it_waits(stage: Stage) -> None:
+def test_it_has_a_low_priority_while_it_waits(stage: Stage) -> None:
     stage.hold(stage.spec([stage.write("train.py", "pass")]))
     (pid,) = _children(stage.guard.pid)
     assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"

@@ -40,21 +40,23 @@ class Rank:
         self.error_file = folder / "error.json"
 
     def run(
-        self, *words: str, ours: bool = True, env: Mapping[str, str] | None = None
+        self, *arguments: str, ours: bool = True, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         full = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         full |= {"TORCHELASTIC_ERROR_FILE": str(self.error_file), **(env or {})}
         return subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             env=prepare_env(full) if ours else full,
             cwd=self.folder,
             capture_output=True,
             text=True,
         )
 
-    def run_both(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run_both(
+        self, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run with us and without; everything that can be seen from outside must be equal."""
-        plain, ours = self.run(*words, ours=False, env=env), self.run(*words, env=env)
+        plain, ours = self.run(*arguments, ours=False, env=env), self.run(*arguments, env=env)
         assert ours.returncode == plain.returncode
         assert ours.stdout == plain.stdout
         assert ours.stderr == plain.stderr
@@ -83,13 +85,13 @@ def test_a_script_sees_the_interpreter_that_it_would_see_without_us(
     env = {} if pythonpath is None else {"PYTHONPATH": pythonpath}
     script = rank.write("show.py", SHOW)
     rank.write("pkg/mod.py", SHOW)
-    for words in (
+    for arguments in (
         ["-u", script, "--lr", "1"],
         ["show.py"],
         ["-m", "pkg.mod", "x"],
         ["-c", SHOW],
     ):
-        seen = json.loads(rank.run_both(*words, env=env).stdout)
+        seen = json.loads(rank.run_both(*arguments, env=env).stdout)
         assert seen["env"].get("PYTHONPATH") == pythonpath
         assert MARKER not in seen["env"]
 

@@ -1,4 +1,4 @@
-"""The kernel's news of files, by ctypes: three calls of the C library are not worth a dependency."""
+"""inotify by ctypes: three calls of the C library are not worth a dependency."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import errno
 import os
 import struct
 
-# What tells that a file or a folder has come, gone, or been written.
+# A file or folder was created, removed or written.
 _CLOSE_WRITE, _MOVED_TO, _MOVED_FROM, _CREATE, _DELETE, _MOVE_SELF = 0x8, 0x80, 0x40, 0x100, 0x200, 0x800
 MASK = _CLOSE_WRITE | _MOVED_TO | _MOVED_FROM | _CREATE | _DELETE | _MOVE_SELF
 _ONLY_FOLDERS = 0x01000000
-# The kernel has dropped this watch: the folder is gone.
+# The kernel has removed this watch: the folder is gone.
 _IGNORED = 0x8000
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 1 << 16
@@ -20,10 +20,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inotify:
-    """Folders under watch. Not for several threads; `fileno` is readable when something has happened."""
+    """Watches folders. Not thread-safe; `fileno` is readable when there are events."""
 
     def __init__(self) -> None:
-        """OSError if this user has too many of them."""
+        """OSError if this user has too many inotify instances."""
         self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise _error("inotify_init1")
@@ -31,32 +31,32 @@ class Inotify:
         self._numbers: dict[str, int] = {}
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """The descriptor to wait on."""
         return int(self._fd)
 
     @property
     def folders(self) -> frozenset[str]:
-        """What is under watch now."""
+        """The folders that are watched now."""
         return frozenset(self._numbers)
 
     def add(self, folder: str) -> None:
-        """Watch a folder, not what is below it. OSError: it isn't there, or the kernel's limit is reached."""
+        """Watch a folder, not its subfolders. OSError: it doesn't exist, or the kernel's limit is reached."""
         number = _libc.inotify_add_watch(self._fd, os.fsencode(folder), MASK | _ONLY_FOLDERS)
         if number < 0:
             raise _error(folder)
-        # The kernel knows folders, not names: after a rename, the number leads to the new name.
+        # The kernel watches inodes, not names: after a rename, the same number has the new name.
         self._numbers.pop(self._folders.get(number, ""), None)
         self._folders[number], self._numbers[folder] = folder, number
 
     def remove(self, folder: str) -> None:
-        """Watch it no longer."""
+        """Stop watching a folder."""
         number = self._numbers.pop(folder, None)
         if number is not None:
             self._folders.pop(number, None)
-            _libc.inotify_rm_watch(self._fd, number)  # fails if the folder has gone, which is as good
+            _libc.inotify_rm_watch(self._fd, number)  # fails if the folder is gone, which is no matter
 
     def read(self) -> set[str]:
-        """The folders in which something has happened since the last call; all of them after an overflow."""
+        """The folders with events since the last call; all of them after an overflow."""
         changed: set[str] = set()
         while True:
             try:
@@ -78,7 +78,7 @@ class Inotify:
                     self._numbers.pop(folder, None)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._fd)
 
 

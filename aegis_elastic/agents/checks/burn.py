@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from aegis_elastic.checks.contract.burn_protocol import Progress, Request, Said
+from aegis_elastic.checks.contract.burn_protocol import OutputLine, Progress, Request
 from aegis_elastic.core.model import CheckResult
 
 # Before the first message torch is imported and contexts are made on all GPUs. Later there is one each
@@ -45,7 +45,7 @@ def start(request: Request, environment: Mapping[str, str]) -> subprocess.Popen[
 def wait_results(
     process: subprocess.Popen[bytes], on_progress: Callable[[Progress], None]
 ) -> list[CheckResult]:
-    """Read its output until it ends, or hangs and is killed; a result for each device, at least one in all."""
+    """Read its output until it ends, or hangs and is killed; a result for each device, and at least one."""
     assert process.stdout is not None
     results: list[CheckResult] = []
     started = time.monotonic()
@@ -80,7 +80,7 @@ def _read_output(
             timeout_s = SILENCE_S_MAX
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
-                message = msgspec.json.decode(line, type=Said)
+                message = msgspec.json.decode(line, type=OutputLine)
                 if message.result is not None:
                     results.append(message.result)
                 if message.progress is not None:

@@ -55,7 +55,7 @@ def expected_gpus(settings: CheckSettings, gpus: int, ranks: int) -> int | None:
 
 
 def device_of(gpus: int, ranks: int) -> str:
-    """The device of a process group of a node's ranks: "cuda" if each can see a GPU of its own, else "cpu"."""
+    """The device of a process group of a node's ranks: "cuda" if each sees one of its own, else "cpu"."""
     seen = os.environ.get(_VISIBLE)
     if seen is not None:
         gpus = min(gpus, sum(1 for name in seen.split(",") if name.strip() not in ("", "-1")))

@@ -1,5 +1,5 @@
-"""The agent's side of the guard: start it, hand it ranks, hear of deaths. No thread, made for a selector
-loop.
+"""The agent's side of the guard: start it, let it start ranks, read its events. No thread, made for a
+selector loop.
 
 Typical use::
 
@@ -38,8 +38,8 @@ KILL_WAIT_S = 5.0
 CLOSE_MARGIN_S = 5.0
 READ_SIZE = 1 << 16
 DEFAULT_STOP_SIGNAL = signal.SIGTERM
-# signals that must not hit the guard before its handlers stand; it unblocks them itself
-HELD_AT_START = (
+# signals that must not hit the guard before its handlers are set; it unblocks them itself
+BLOCKED_AT_START = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -54,8 +54,9 @@ class GuardError(RuntimeError):
 
 
 class SpawnError(GuardError):
-    """A rank couldn't be started; none of its group runs. ``local_rank`` is -1 if no single rank is to
-    blame."""
+    """A rank couldn't be started; none of its group runs. ``local_rank`` is -1 if it isn't due to a single
+    rank.
+    """
 
     def __init__(self, local_rank: int, errno: int, what: str) -> None:
         subject = f"rank {local_rank}" if local_rank >= 0 else "the ranks"
@@ -74,18 +75,18 @@ class RankSpec(NamedTuple):
     env: Mapping[str, str]
     stdout: str
     stderr: str
-    # "pass": the rank tells when it passes our gate (event GatePassed); "hold ...": see `GuardClient.hold`
+    # "pass": the rank reports when it passes the gate (event GatePassed); "hold ...": see `GuardClient.hold`
     gate: str = ""
-    # the spare that is to become this rank, and what of ``env`` it doesn't know yet
+    # the spare that is to become this rank, and the variables of ``env`` that it doesn't have yet
     spare: str = ""
     late: Mapping[str, str] = {}
 
 
 class Exited(NamedTuple):
-    """A rank ended, or is on its way out after an uncaught exception with nothing left to do (then its exit
-    is not told again). One of ``exit_code`` and ``signal`` is set. ``first``: the first failure of its
-    generation, before any stop order (a clean end is no failure, and what dies after a stop order dies of
-    it)."""
+    """A rank ended, or its interpreter is shutting down after an uncaught exception (then its exit makes no
+    second event). One of ``exit_code`` and ``signal`` is set. ``first``: the first failure of its generation,
+    before any stop order (a clean exit is no failure, and an exit after a stop order is caused by it).
+    """
 
     generation: int
     local_rank: int
@@ -107,22 +108,21 @@ class Stopped(NamedTuple):
 
 
 class GuardDied(NamedTuple):
-    """The guard ended without being asked; the kernel has killed the ranks. Nothing more can be asked of
-    it."""
+    """The guard ended unexpectedly; the kernel has killed the ranks. The client is of no use any more."""
 
     exit_code: int | None
     signal: int | None
 
 
 class GatePassed(NamedTuple):
-    """A rank that was started cold went through our sitecustomize: its command can be held there."""
+    """A rank that was started cold ran our sitecustomize: its command can be held there."""
 
     generation: int
     local_rank: int
 
 
 class SpareReady(NamedTuple):
-    """A spare is past its imports and waits. ``seconds``: what they took."""
+    """A spare is past its imports and waits. ``seconds``: the time that they took."""
 
     spare: str
     seconds: float
@@ -130,8 +130,9 @@ class SpareReady(NamedTuple):
 
 
 class SpareGone(NamedTuple):
-    """A spare can't be used (any more). ``without``: the package that must not be imported ahead, if one is
-    to blame."""
+    """A spare can't be used (any more). ``without``: the package that must not be imported ahead, if it is
+    due to one.
+    """
 
     spare: str
     why: str
@@ -139,19 +140,18 @@ class SpareGone(NamedTuple):
 
 
 Event = Exited | Stopped | GuardDied | GatePassed | SpareReady | SpareGone
-_NOTES = {"gate": GatePassed, "held": SpareReady, "spare_gone": SpareGone}
+_EVENT_TYPES = {"gate": GatePassed, "held": SpareReady, "spare_gone": SpareGone}
 
 
 def _portable(text: str) -> str:
-    # the guard runs isolated and may have another file system encoding: the wire carries the bytes, not our
-    # reading
+    # the guard runs isolated and may have another file system encoding: the channel carries the bytes
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
-def _wire(rank: RankSpec) -> dict[str, Any]:
+def _encode(rank: RankSpec) -> dict[str, Any]:
     return {
         "local_rank": rank.local_rank,
-        "argv": [_portable(word) for word in rank.argv],
+        "argv": [_portable(argument) for argument in rank.argv],
         "env": {_portable(key): _portable(value) for key, value in rank.env.items()},
         "stdout": _portable(rank.stdout),
         "stderr": _portable(rank.stderr),
@@ -172,16 +172,16 @@ class GuardClient:
         self._events: deque[Event] = deque()
         self._dead = False
         # Events may come together with an answer that is waited for: then the channel is empty, and yet there
-        # is something to hear.
-        self._kept = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._either = select.epoll()
-        for descriptor in (channel.fileno(), self._kept):
-            self._either.register(descriptor, select.EPOLLIN)
+        # are events to read.
+        self._pending_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._readable = select.epoll()
+        for descriptor in (channel.fileno(), self._pending_fd):
+            self._readable.register(descriptor, select.EPOLLIN)
         self.warm: frozenset[int] = frozenset()  # local ranks of the last `spawn` that were spares
 
     @classmethod
     def start(cls, title: str, *, kill_wait_s: float = KILL_WAIT_S) -> GuardClient:
-        """Start a guard and wait for its hello. ``title`` (the job) appears in its command line.
+        """Start a guard and wait for its hello. ``title`` (the job) is put into its command line.
 
         Args:
             kill_wait_s: how long after SIGKILL a process may live before it is reported as unkillable.
@@ -191,11 +191,11 @@ class GuardClient:
         """
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-I", "-S", str(GUARD_PROGRAM), str(theirs.fileno()), str(os.getpid())]
-        # what follows is only read by people and by "pgrep -f 'torchrun|distributed.run'"
+        # the rest is for people and for "pgrep -f 'torchrun|distributed.run'"
         argv += [str(kill_wait_s), "-m", "torch.distributed.run", "[torchrun", "guard]", title]
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_AT_START)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_AT_START)
         try:
-            # its own session: what a terminal or a step-wide signal sends reaches the launcher, which passes
+            # its own session: a signal from a terminal or to a Slurm step reaches the launcher, which passes
             # it on once
             process = subprocess.Popen(
                 argv,
@@ -208,7 +208,7 @@ class GuardClient:
             raise GuardError(f"cannot start the guard process {argv[0]!r}: {error}") from error
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         client = cls(process, ours, kill_wait_s)
         if client._reply(("hello",), START_TIMEOUT_S) is None:
             client.close()
@@ -224,21 +224,21 @@ class GuardClient:
 
     def fileno(self) -> int:
         """Descriptor that is readable when there may be events."""
-        return self._either.fileno()
+        return self._readable.fileno()
 
     def hold(self, spare: str, rank: RankSpec) -> None:
         """Start a spare of that name: ``rank`` with ``gate`` "hold torch|plain PACKAGES-TO-LEAVE-OUT" and
-        without what is only known later in ``env``. Returns immediately; ``Held`` or ``SpareGone``
-        follows."""
-        self._send({"op": "hold", "spare": spare, "rank": _wire(rank)})
+        without the late variables in ``env``. Returns immediately; ``SpareReady`` or ``SpareGone`` follows.
+        """
+        self._send({"op": "hold", "spare": spare, "rank": _encode(rank)})
 
     def drop(self, spare: str) -> None:
         """End a spare; no event follows."""
         self._send({"op": "drop", "spare": spare})
 
     def spawn(self, generation: int, ranks: Sequence[RankSpec]) -> dict[int, int]:
-        """Start all ranks of a generation, from their spares where they name one that can go. Returns local
-        rank -> pid; ``warm`` tells which were spares.
+        """Start all ranks of a generation, from their spares where they name a usable one. Returns local rank
+        -> pid; ``warm`` has those that were spares.
 
         Raises:
             SpawnError: a rank can't be started, or an older generation still runs; those started are dead
@@ -248,7 +248,7 @@ class GuardClient:
             {
                 "op": "spawn",
                 "generation": generation,
-                "ranks": [_wire(rank) for rank in ranks],
+                "ranks": [_encode(rank) for rank in ranks],
             }
         )
         reply = self._reply(("spawned", "spawn_error"), SPAWN_TIMEOUT_S)
@@ -256,7 +256,7 @@ class GuardClient:
             why = "it has ended"
             if not self._dead:
                 why = f"no answer in {SPAWN_TIMEOUT_S:g} s"
-                # What it starts after all, minutes later, would be ranks that nobody knows, and its answer
+                # If it started them minutes later, they would be ranks that nobody knows, and its answer
                 # would be taken for that to the next start: this guard is of no use any more.
                 self._process.kill()
                 self._guard_ended()
@@ -273,7 +273,11 @@ class GuardClient:
         self._send({"op": "signal", "signum": int(signum)})
 
     def stop(
-        self, grace_s: float, signum: int = DEFAULT_STOP_SIGNAL, patient: bool = True, heed: bool = False
+        self,
+        grace_s: float,
+        signum: int = DEFAULT_STOP_SIGNAL,
+        wait_if_ignored: bool = True,
+        wait_if_blocked: bool = True,
     ) -> None:
         """End the generation: ``signum`` to every rank as ``signal`` does, SIGKILL to every descendant when
         all ranks are gone or after ``grace_s`` (0: at once). Returns immediately; ``Stopped`` follows. A
@@ -281,21 +285,28 @@ class GuardClient:
         dead.
 
         Args:
-            patient: give the grace to ranks that ignore the signal, too; they can't know that it runs.
-            heed: give it only to ranks that show that they can have heard the signal.
+            wait_if_ignored: give the grace also to ranks that ignore the signal. wait_if_blocked: give it
+            also to ranks that can't handle the signal, as they are blocked in a call.
         """
-        about = {"grace_s": grace_s, "patient": patient, "heed": heed}
-        self._send({"op": "stop", "signum": int(signum), **about})
+        self._send(
+            {
+                "op": "stop",
+                "signum": int(signum),
+                "grace_s": grace_s,
+                "wait_if_ignored": wait_if_ignored,
+                "wait_if_blocked": wait_if_blocked,
+            }
+        )
 
     def events(self) -> list[Event]:
-        """What has happened since the last call; never waits."""
-        if not self._either.closed:
-            with contextlib.suppress(BlockingIOError):  # nothing was kept
-                os.eventfd_read(self._kept)
+        """The events since the last call; never waits."""
+        if not self._readable.closed:
+            with contextlib.suppress(BlockingIOError):  # no event is pending
+                os.eventfd_read(self._pending_fd)
         self._receive()
-        drained = list(self._events)
+        events = list(self._events)
         self._events.clear()
-        return drained
+        return events
 
     def wait_event(self, timeout_s: float) -> Event | None:
         """The next event, or None after ``timeout_s``."""
@@ -311,9 +322,9 @@ class GuardClient:
         """Kill whatever still runs, end the guard and reap it. Safe to call twice."""
         self._dead = True
         self._channel.close()
-        if not self._either.closed:
-            self._either.close()
-            os.close(self._kept)
+        if not self._readable.closed:
+            self._readable.close()
+            os.close(self._pending_fd)
         try:
             self._process.wait(self._kill_wait_s + CLOSE_MARGIN_S)
         except subprocess.TimeoutExpired:
@@ -334,8 +345,8 @@ class GuardClient:
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
     def _reply(self, wanted: tuple[str, ...], timeout_s: float) -> dict[str, Any] | None:
-        """Wait for one of the answers ``wanted``; events that come before it are kept. None: dead or too
-        late."""
+        """Wait for one of the answers ``wanted``; events that come before it are queued. None: dead, or timed
+        out."""
         deadline_s = time.monotonic() + timeout_s
         while not self._dead:
             left_s = deadline_s - time.monotonic()
@@ -343,14 +354,14 @@ class GuardClient:
                 return None
             answers = self._receive()
             if self._events:
-                os.eventfd_write(self._kept, 1)
+                os.eventfd_write(self._pending_fd, 1)
             for message in answers:
                 if message["event"] in wanted:
                     return message
         return None
 
     def _receive(self) -> list[dict[str, Any]]:
-        """Read all there is; queue the events; return the other messages."""
+        """Read the channel until it is empty; queue the events; return the other messages."""
         answers: list[dict[str, Any]] = []
         while not self._dead:
             try:
@@ -372,17 +383,17 @@ class GuardClient:
                 elif kind == "stopped":
                     killed, unkillable = tuple(message["killed"]), tuple(message["unkillable"])
                     self._events.append(Stopped(message["generation"], killed, unkillable))
-                elif kind in _NOTES:
+                elif kind in _EVENT_TYPES:
                     del message["event"]
-                    self._events.append(_NOTES[kind](**message))
+                    self._events.append(_EVENT_TYPES[kind](**message))
                 else:
                     answers.append(message)
         return answers
 
     def _guard_ended(self) -> None:
         self._dead = True
-        # the channel closes a moment before the process can be reaped; a guard that lives without it is no
-        # guard
+        # the channel closes a moment before the process can be reaped; a guard that lives on without it is
+        # killed
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""Ranks that have failed and are still on their way out of the interpreter. Part of the guard program, stdlib
+"""Ranks that have failed and whose interpreter is still shutting down. Part of the guard program, stdlib
 only.
 
 A rank whose script has ended in an exception, after its last ``atexit``, writes its pid into the access time
-of its error file (``worker/exit_notice.py``). inotify on the folder tells at once. It must be the rank
-itself: a wrapper script may run another Python after the one that failed.
+of its error file (``worker/exit_notice.py``), which inotify reports at once. The pid must be the rank's own:
+a wrapper script may run another Python after the one that failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ExitingRanks:
-    """Watches the error files of one generation. Where it can't, a rank's end is seen when it has ended."""
+    """Watches the error files of one generation. Where it can't, a rank's exit is seen when the process has
+    ended.
+    """
 
     def __init__(self, poll: select.epoll) -> None:
         self._poll = poll
@@ -36,7 +38,7 @@ class ExitingRanks:
         self._files: dict[tuple[int, bytes], tuple[int, bytes]] = {}
 
     def watch(self, specs: list[dict[str, Any]]) -> None:
-        """The ranks that are about to be started, in place of those before."""
+        """Watch the ranks that are about to be started, in place of those before."""
         self.close()
         files = {}
         for spec in specs:
@@ -45,12 +47,12 @@ class ExitingRanks:
                 files[spec["local_rank"]] = path.encode("utf-8", "surrogateescape")
         self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if files else -1
         if self._fd < 0:
-            return  # there are none, or the user's limit of watches is reached
-        for local_rank, place in files.items():
-            folder, name = os.path.split(place)
+            return  # there are none, or the user's limit of inotify instances is reached
+        for local_rank, path in files.items():
+            folder, name = os.path.split(path)
             watch = _libc.inotify_add_watch(self._fd, folder, IN_ATTRIB)
             if watch >= 0:
-                self._files[watch, name] = local_rank, place
+                self._files[watch, name] = local_rank, path
         self._poll.register(self._fd, EPOLLIN)
 
     def owns(self, fd: int) -> bool:
@@ -58,7 +60,7 @@ class ExitingRanks:
         return fd == self._fd
 
     def read(self) -> list[tuple[int, int]]:
-        """Who leaves: (local rank, pid as it says)."""
+        """The ranks that are exiting: (local rank, the pid that it wrote)."""
         found = []
         try:
             data = os.read(self._fd, READ_BYTES)
@@ -69,15 +71,15 @@ class ExitingRanks:
             name = data[_HEAD.size : _HEAD.size + length].rstrip(b"\0")
             data = data[_HEAD.size + length :]
             if (watch, name) in self._files:
-                local_rank, place = self._files[watch, name]
+                local_rank, path = self._files[watch, name]
                 try:
-                    found.append((local_rank, int(os.stat(place).st_atime)))
+                    found.append((local_rank, int(os.stat(path).st_atime)))
                 except OSError:
-                    continue  # it is gone again
+                    continue  # the file is gone again
         return found
 
     def close(self) -> None:
-        """Watch nobody."""
+        """Stop watching."""
         self._files.clear()
         if self._fd >= 0:
             self._poll.unregister(self._fd)

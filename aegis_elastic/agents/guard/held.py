@@ -1,8 +1,8 @@
-"""Warm spares in the guard: born like ranks, held at the gate, made into ranks by a word. Part of the guard
-program, stdlib only.
+"""Warm spares in the guard: started like ranks, held at the gate, made ranks by a "go" message. Part of the
+guard program, stdlib only.
 
-A spare is a process of the very command of a rank that waits inside ``site`` (``worker/gate.py``). It belongs
-to no generation: stopping ranks leaves it alone, and the end of the guard ends it as it ends everything.
+A spare is a process with the command of a rank that waits inside ``site`` (``worker/gate.py``). It belongs to
+no generation: stopping ranks doesn't touch it, and the end of the guard kills it with everything else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ else:
     from processes import SpawnFailed, descendants, fork_rank, open_log, send_signal, to_bytes
 
 PACKET_BYTES = 1 << 18
-# from "go" to the spare's answer: it only sets variables, but its pages may have been swapped out
+# for the spare's answer to "go": it only sets variables, but its pages may have been swapped out
 GO_TIMEOUT_S = 3.0
 
 
@@ -51,7 +51,7 @@ class Spare:
 
 
 class HeldSpares:
-    """All spares of a guard. ``poll`` is the guard's; ``send`` tells the launcher."""
+    """All spares of a guard. ``poll`` is the guard's; ``send`` sends an event to the launcher."""
 
     def __init__(self, poll: select.epoll, send: Callable[[dict[str, Any]], None]) -> None:
         self._poll = poll
@@ -67,13 +67,13 @@ class HeldSpares:
     def hold(self, name: str, spec: dict[str, Any]) -> None:
         """Start a spare; the event "held" or "spare_gone" follows."""
         try:
-            pid, reader, channel = fork_rank(spec, _open_stand_in)
+            pid, reader, channel = fork_rank(spec, _open_placeholder)
         except SpawnFailed as error:
             self._send(
                 {"event": "spare_gone", "spare": name, "why": f"cannot {error.args[2]}", "without": ""}
             )
             return
-        os.close(reader)  # what can't be executed ends, and its end is the answer
+        os.close(reader)  # a command that can't be executed ends, and that is seen
         assert channel is not None
         channel.setblocking(False)
         spare = self._spares[name] = Spare(name, pid, channel)
@@ -82,11 +82,11 @@ class HeldSpares:
             self._poll.register(fd, select.EPOLLIN)
 
     def owns(self, fd: int) -> bool:
-        """Whether the descriptor is one of a spare."""
+        """Whether the descriptor belongs to a spare."""
         return fd in self._by_fd
 
-    def on_ready(self, fd: int) -> None:
-        """A spare says something, or has ended."""
+    def on_readable(self, fd: int) -> None:
+        """A spare has sent a message, or has ended."""
         spare = self._by_fd[fd]
         try:
             data = spare.channel.recv(PACKET_BYTES)
@@ -98,68 +98,69 @@ class HeldSpares:
             seconds, modules = message["seconds"], message["modules"]
             self._send({"event": "held", "spare": spare.name, "seconds": seconds, "modules": modules})
         else:
-            # it says why, it ended, its channel closed without a word, or a process behind it speaks
+            # it reports why it is unfit, it ended, it closed its channel, or another process answers in its
+            # place
             why = message.get("unfit") or "it did not stop at the gate"
-            self._lose(spare, why, message.get("without", ""))
+            self._fail(spare, why, message.get("without", ""))
 
     def drop(self, name: str) -> None:
-        """End a spare that isn't wanted any more; says nothing, and nothing if it is gone."""
+        """End a spare, without an event; does nothing if it is gone."""
         if name in self._spares:
-            self._end(self._spares[name])
+            self._kill(self._spares[name])
 
-    def give(self, spec: dict[str, Any]) -> Spare | None:
-        """Tell the spare that ``spec`` names to go. None if it can't; ``taken`` then says whether it went.
-
-        Raises SpawnFailed if a log of the rank can't be opened: a cold start couldn't either.
+    def send_go(self, spec: dict[str, Any]) -> Spare | None:
+        """Send "go" to the spare that ``spec`` names; returns None if there is none to go, else a spare for
+        ``wait_started``. Raises SpawnFailed if a log of the rank can't be opened: a cold start would fail,
+        too.
         """
         spare = self._spares.get(spec.get("spare") or "")
         if spare is None or not spare.held:
             return None
-        opened: list[tuple[int, int]] = []
+        logs: list[tuple[int, int]] = []
         try:
             for number, stream in ((1, "stdout"), (2, "stderr")):
                 fd = open_log(spec, stream)
                 if fd >= 0:
-                    opened.append((number, fd))
-            order = {"env": spec["late"], "streams": [number for number, _ in opened]}
-            socket.send_fds(spare.channel, [json.dumps(order).encode()], [fd for _, fd in opened])
+                    logs.append((number, fd))
+            go = {"env": spec["late"], "streams": [number for number, _ in logs]}
+            socket.send_fds(spare.channel, [json.dumps(go).encode()], [fd for _, fd in logs])
         except SpawnFailed:
             raise
         except OSError:
-            self._lose(spare, "it can't be told to go")
+            self._fail(spare, 'cannot send it "go"')
             return None
         finally:
-            for _, fd in opened:
+            for _, fd in logs:
                 os.close(fd)
         return spare
 
-    def taken(self, spare: Spare) -> bool:
-        """Wait for the answer to "go". True: it is a rank now, and no spare any more."""
-        waiting = select.poll()
-        waiting.register(spare.channel, select.POLLIN)
+    def wait_started(self, spare: Spare) -> bool:
+        """Wait for the answer to "go". True: it is a rank now, and no longer a spare."""
+        answers = select.poll()
+        answers.register(spare.channel, select.POLLIN)
         answer = {}
-        if waiting.poll(GO_TIMEOUT_S * 1000):
+        if answers.poll(GO_TIMEOUT_S * 1000):
             try:
                 answer = json.loads(spare.channel.recv(PACKET_BYTES) or b"{}")
             except OSError:
-                answer = {}  # it died between the order and its answer
-        if answer.get("gone") != spare.pid:
-            self._lose(spare, answer.get("unfit", "no answer to the word to go"))
+                answer = {}  # it died before its answer
+        if answer.get("started") != spare.pid:
+            self._fail(spare, answer.get("unfit", 'no answer to "go"'))
             return False
-        self._forget(spare)
+        self._remove(spare)
         return True
 
-    def _lose(self, spare: Spare, why: str, without: str = "") -> None:
-        self._end(spare)
+    def _fail(self, spare: Spare, why: str, without: str = "") -> None:
+        self._kill(spare)
         self._send({"event": "spare_gone", "spare": spare.name, "why": why, "without": without})
 
-    def _end(self, spare: Spare) -> None:
-        self._forget(spare)
-        # it can't be reaped behind our back, so its pid is still its own; the guard's loop reaps the corpses
+    def _kill(self, spare: Spare) -> None:
+        self._remove(spare)
+        # only the guard's loop reaps it, later, so the pid can't be another process's by now
         for pid in (*descendants(spare.pid), spare.pid):
             send_signal(pid, signal.SIGKILL)
 
-    def _forget(self, spare: Spare) -> None:
+    def _remove(self, spare: Spare) -> None:
         for fd in (spare.pidfd, spare.channel.fileno()):
             self._poll.unregister(fd)
             del self._by_fd[fd]
@@ -168,9 +169,10 @@ class HeldSpares:
         del self._spares[spare.name]
 
 
-def _open_stand_in(spec: dict[str, Any], stream: str) -> int:
-    """Something of the same kind as the rank's log, since Python looks at it when it starts: a file without a
-    name in the same file system."""
+def _open_placeholder(spec: dict[str, Any], stream: str) -> int:
+    """A file like the rank's log, since Python inspects its streams when it starts: one without a name in the
+    same file system.
+    """
     path = spec[stream]
     if not path:
         return -1

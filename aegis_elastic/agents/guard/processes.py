@@ -1,6 +1,6 @@
-"""Birth of the ranks and sight of their families: the guard's hands. Part of the guard program, stdlib only.
+"""Starting ranks, and finding and signalling their descendants. Part of the guard program, stdlib only.
 
-Kept apart from ``guard.py`` (its event loop) so that each fits a reader's head; see there for the theory.
+``guard.py`` has the event loop and the theory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 EXIT_NOT_STARTED = 127
-GATE = b"AEGIS_WORKER_GATE"  # what a rank's sitecustomize reads
-# the last place in a spare's initial environment, where the gate writes what it is told at "go": whoever
-# reads /proc/<pid>/environ then finds it there, as in a cold rank's
-ROOM = b"AEGIS_WORKER_ROOM"
-ROOM_BYTES = 4096
+GATE = b"AEGIS_WORKER_GATE"  # read by a rank's sitecustomize
+# a variable at the end of a spare's initial environment, which the gate overwrites with the variables that
+# come with "go", so that /proc/<pid>/environ shows them as a cold rank's does
+ENVIRON_PADDING = b"AEGIS_WORKER_ROOM"
+ENVIRON_PADDING_BYTES = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,7 +37,7 @@ def prctl(option: int, argument: int) -> None:
 
 
 def descendants(root: int, without: frozenset[int] = frozenset()) -> dict[int, str]:
-    """All living and unreaped descendants of ``root``: pid -> state letter (``Z`` is a corpse).
+    """All living and unreaped descendants of ``root``: pid -> state letter (``Z``: a zombie).
 
     ``without``: pids that are left out together with everything below them.
     """
@@ -65,7 +65,9 @@ def descendants(root: int, without: frozenset[int] = frozenset()) -> dict[int, s
 
 
 def send_signal(pid: int, signum: int) -> bool:
-    """Signal a process that may be gone already (or, setuid, out of reach): says whether it was sent."""
+    """Signal a process that may have ended or, being setuid, may be out of reach; returns whether it was
+    sent.
+    """
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -74,11 +76,11 @@ def send_signal(pid: int, signum: int) -> bool:
 
 
 def programs_of(leader: int) -> list[int]:
-    """A rank, and the programs that it runs in its process group: who is to get a signal for the rank.
+    """The pids that get a signal for a rank: the rank, and the programs that it runs in its process group.
 
     A wrapper script's program is one. The helper processes of a Python program (forks of it, those of
-    ``multiprocessing``) are none: a DataLoader worker that dies of a SIGTERM takes the rank's last checkpoint
-    with it. They end with the rank, as their owner sees fit, and at the latest with the kill of all.
+    ``multiprocessing``) are none: a DataLoader worker that dies of a SIGTERM makes the rank fail before it
+    has written its last checkpoint. They are ended by the rank, and at the latest when all are killed.
     """
     found = [leader]
     for name in os.listdir("/proc"):
@@ -89,10 +91,10 @@ def programs_of(leader: int) -> list[int]:
                 parent, group = file.read(4096).rpartition(b")")[2].split(None, 4)[1:3]
             if int(group) != leader:
                 continue
-            command, maker = (_command(pid) for pid in (name, parent.decode()))
+            command, parent_command = (_command(pid) for pid in (name, parent.decode()))
         except (OSError, ValueError):
             continue  # it, or its parent, ended while we looked
-        if command != maker and b"multiprocessing" not in command:
+        if command != parent_command and b"multiprocessing" not in command:
             found.append(int(name))
     return found
 
@@ -103,7 +105,7 @@ def _command(pid: str) -> bytes:
 
 
 def ignores(pid: int, signum: int) -> bool:
-    """Whether the process has that signal ignored, so that it can't even know of it."""
+    """Whether the process ignores that signal."""
     try:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
             masks = [line.split()[1] for line in file.read(65536).splitlines() if line.startswith(b"SigIgn:")]
@@ -115,29 +117,31 @@ def ignores(pid: int, signum: int) -> bool:
 class Rank:
     """One training process: direct child, leader of its own session and process group."""
 
-    __slots__ = ("generation", "local_rank", "pid", "pidfd", "quiet")
+    __slots__ = ("generation", "local_rank", "pid", "pidfd", "silent")
 
     def __init__(self, generation: int, local_rank: int, pid: int) -> None:
         self.generation = generation
         self.local_rank = local_rank
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        # its end is no event: it has been told, or its group's start failed
-        self.quiet = False
+        # its exit makes no event: it was reported before, or the start of its group failed
+        self.silent = False
 
 
 def to_bytes(text: str) -> bytes:
-    """The byte string that the launcher put on the wire as text."""
+    """The byte string that the launcher sent as text."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def become_rank(
-    spec: dict[str, Any], guard_pid: int, fds: tuple[int, int], mask: set[int], report: int, gate: int
+    spec: dict[str, Any], guard_pid: int, fds: tuple[int, int], mask: set[int], status_fd: int, gate: int
 ) -> NoReturn:
-    """In the forked child: turn into the training process, or write the errno to ``report`` and end."""
+    """In the forked child: become the training process, or write the errno to ``status_fd`` and end."""
     code = 0
     try:
-        signal.set_wakeup_fd(-1)  # the pipe is the guard's: a signal here must not look like one to the guard
+        signal.set_wakeup_fd(
+            -1
+        )  # the pipe is the guard's: a signal to this process must not be written to it
         for signum in (*FORWARDED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
         os.setsid()
@@ -148,20 +152,20 @@ def become_rank(
             if source >= 0:
                 os.dup2(source, target)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        argv = [to_bytes(word) for word in spec["argv"]]
+        argv = [to_bytes(argument) for argument in spec["argv"]]
         env = {to_bytes(key): to_bytes(value) for key, value in spec["env"].items()}
         if gate >= 0:
             os.set_inheritable(gate, True)
             env[GATE] = b"%d %s" % (gate, to_bytes(spec["gate"]))
             if spec["gate"].startswith("hold"):
-                env[ROOM] = b"." * ROOM_BYTES
+                env[ENVIRON_PADDING] = b"." * ENVIRON_PADDING_BYTES
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         code = error.errno or errno.EINVAL
-    except BaseException:  # noqa: BLE001 - a NUL in an argument, say; whatever it is, two guards must never run
+    except BaseException:  # noqa: BLE001 - a NUL in an argument, say; in no case may the child go on as a second guard
         code = errno.EINVAL
     finally:
-        os.write(report, str(code).encode())
+        os.write(status_fd, str(code).encode())
         os._exit(EXIT_NOT_STARTED)
 
 
@@ -194,7 +198,7 @@ def fork_rank(
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for stream in ("stdout", "stderr"):
             fds.append(open_stream(spec, stream))
-        # blocked until the child has its own dispositions: a handler of ours must not run there
+        # blocked until the child has its own dispositions: the guard's handlers must not run there
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
         try:
             pid = os.fork()

@@ -1,22 +1,22 @@
-"""Whether a process that was told to stop can have heard of it. Part of the guard program, stdlib only.
+"""Whether a process can handle the signal that it got. Part of the guard program, stdlib only.
 
-A handler of Python's runs when the main thread is back from whatever it calls. A rank that waits for a
-collective that will never end (NCCL, a lock in C) comes back from nothing: the kernel takes the wait up again
-after the signal, and the handler never runs. To give it time to react is to wait in vain, in every recovery.
+A Python signal handler runs when the main thread returns from the C call that it is in. A rank that waits for
+a collective that will never end (NCCL, a lock in C) never returns: the kernel resumes the wait after the
+signal, and the handler never runs. A grace period for such a rank only delays the recovery.
 """
 
 from __future__ import annotations
 
 import os
 
-# What a process may use, all threads together, and still have done nothing about a signal.
+# CPU time of all threads together, up to which a process counts as having done nothing about a signal.
 IDLE_NS_MAX = 2_000_000
 WORKING = (b"R", b"D")
 
 
-def standing(pid: int) -> tuple[bytes, int] | None:
-    """Where the main thread waits (system call, arguments, stack, instruction), and what processor time all
-    threads have used, in ns. None if it doesn't wait in the kernel, or can't be seen.
+def wait_state(pid: int) -> tuple[bytes, int] | None:
+    """The system call in which the main thread waits (number, arguments, stack and instruction pointer), and
+    the CPU time of all threads, in ns. None if it doesn't wait in the kernel, or can't be read.
     """
     try:
         with open(f"/proc/{pid}/syscall", "rb", buffering=0) as file:
@@ -30,11 +30,11 @@ def standing(pid: int) -> tuple[bytes, int] | None:
     return None if wait.startswith((b"running", b"-1")) else (wait, used_ns)
 
 
-def cannot_hear(pid: int, before: tuple[bytes, int] | None) -> bool:
-    """Whether the process waits in the very call in which it waited ``before`` the signal, and does nothing
-    besides.
+def still_blocked(pid: int, before: tuple[bytes, int] | None) -> bool:
+    """Whether the process still waits in the call in which it waited ``before`` the signal, and nothing else
+    in it runs. ``before``: its ``wait_state`` then.
     """
-    now = standing(pid) if before is not None else None
+    now = wait_state(pid) if before is not None else None
     if before is None or now is None or now[0] != before[0] or now[1] - before[1] > IDLE_NS_MAX:
         return False
     try:

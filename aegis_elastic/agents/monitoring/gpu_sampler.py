@@ -1,9 +1,8 @@
-"""What the GPUs do, told line by line by a process of its own: `python -m
-aegis_elastic.agents.monitoring.gpu_sampler S`.
+"""Samples the GPUs in a process of its own: `python -m aegis_elastic.agents.monitoring.gpu_sampler S`.
 
-A call of NVML can hang for ever on a dead card, and whoever hangs in a driver can't even be killed. So the
-agent doesn't ask itself. One JSON line every S seconds: a list with [utilisation (0 to 1), used bytes, total
-bytes, [pids]] of each card. It ends when its standard input does.
+A call of NVML can hang for ever on a dead GPU, and a process that hangs in a driver can't even be killed, so
+the agent makes no such call itself. Prints one JSON line every S seconds: a list with [utilisation (0 to 1),
+used bytes, total bytes, [pids]] of each GPU. Ends at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from aegis_elastic.agents.guard.processes import PR_SET_PDEATHSIG, prctl
 _SIGKILL = 9
 
 
-def _ask(question: Any, handle: object, otherwise: Any) -> Any:
+def _query(function: Any, handle: object, default: Any) -> Any:
     try:
-        return question(handle)
+        return function(handle)
     except pynvml.NVMLError:
-        return otherwise  # this card or driver doesn't know; the checks say it if a card is broken
+        return default  # not supported by this GPU or driver; if a GPU is broken, the checks find it
 
 
-def _card(handle: object) -> list[Any]:
-    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, handle, None)
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, None)
-    processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, ())
+def _read_gpu(handle: object) -> list[Any]:
+    rates = _query(pynvml.nvmlDeviceGetUtilizationRates, handle, None)
+    memory = _query(pynvml.nvmlDeviceGetMemoryInfo, handle, None)
+    processes = _query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, ())
     return [
         rates.gpu / 100 if rates is not None else None,
         int(memory.used) if memory is not None else None,
@@ -40,17 +39,17 @@ def _card(handle: object) -> list[Any]:
 
 
 def main() -> int:
-    """Tell until nobody listens. Exit code 1: there is no NVML, or no card."""
+    """Sample until the end of standard input. Exit code 1: there is no NVML, or no driver."""
     prctl(PR_SET_PDEATHSIG, _SIGKILL)
     interval_s = float(sys.argv[1])
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
-        sys.stderr.write(f"no GPU is watched: {error}\n")
+        sys.stderr.write(f"GPUs are not watched: {error}\n")
         return 1
     while True:
-        sys.stdout.write(json.dumps([_card(handle) for handle in handles]) + "\n")
+        sys.stdout.write(json.dumps([_read_gpu(handle) for handle in handles]) + "\n")
         sys.stdout.flush()
         if select.select([sys.stdin], [], [], interval_s)[0]:
             return 0

@@ -1,4 +1,4 @@
-"""The newest of what `gpu_sampler` tells, and which card is whose."""
+"""The newest output of `gpu_sampler`, and which rank uses which GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLES_MISSED_MAX = 10
 
 
 class Gpu(NamedTuple):
-    """One card; None where it doesn't tell."""
+    """One GPU; None for what it doesn't report. `utilisation`: 0 to 1."""
 
     utilisation: float | None
     used_bytes: int | None
@@ -32,8 +32,8 @@ class Gpu(NamedTuple):
 _decoder = msgspec.json.Decoder(list[Gpu])
 
 
-class Gpus:
-    """The sampler's process, if this node has GPUs. From the thread that is to own it; `close` it."""
+class GpuReader:
+    """The sampler's process, if this node has GPUs. To be made and used by one thread; `close` it."""
 
     def __init__(self, interval_s: float) -> None:
         self._newest: list[Gpu] = []
@@ -54,7 +54,7 @@ class Gpus:
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def read(self) -> list[Gpu]:
-        """What was told last; nothing when it was too long ago, or when there are no cards."""
+        """The last sample of each GPU; none if it is too old, or if there are no GPUs."""
         process = self._process
         if process is None:
             return []
@@ -62,10 +62,10 @@ class Gpus:
         try:
             data = os.read(process.stdout.fileno(), _READ_BYTES)
         except BlockingIOError:
-            self._missed += 1  # a call that hangs: what was is not what is
+            self._missed += 1  # if a call hangs, the last sample is soon too old
             return self._newest if self._missed < _SAMPLES_MISSED_MAX else []
         if not data:
-            logger.info("GPUs are watched no more: their sampler ended with %s", process.wait())
+            logger.info("GPUs are no longer watched: their sampler ended with exit code %s", process.wait())
             self.close()
             return []
         self._missed = 0
@@ -86,14 +86,16 @@ class Gpus:
         try:
             process.wait(1.0)
         except subprocess.TimeoutExpired:
-            logger.warning("process %d survives SIGKILL (in the kernel); going on without it", process.pid)
+            logger.warning(
+                "process %d survives SIGKILL (it hangs in the kernel): going on without it", process.pid
+            )
 
 
 def owned(
     gpus: list[Gpu], members: Mapping[int, Iterable[int]], local_ranks: Mapping[int, int]
 ) -> dict[int, list[Gpu]]:
-    """Rank -> its cards: those on which a process of its tree computes. In a container, where the driver
-    tells pids that nobody here has, the card with the number of its local rank.
+    """Rank -> its GPUs: those on which a process of its tree computes. In a container, where the driver
+    reports pids of another namespace, the GPU with the number of its local rank.
     """
     found: dict[int, list[Gpu]] = {}
     known = {pid: rank for rank, pids in members.items() for pid in pids}

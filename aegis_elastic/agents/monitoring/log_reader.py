@@ -1,7 +1,7 @@
-"""What the ranks write into their log files, classified while they write it.
+"""Reads the ranks' log files while they are written, and classifies their lines.
 
-A bounded part of it: who floods its log has its newest lines looked at. The ranks never wait for us, since
-they write to files. A rank that writes straight to the terminal can't be read.
+A bounded part of them: of a log that grows too fast only the newest lines are read. The ranks are never
+blocked, since they write to files. The output of a rank that writes straight to the terminal can't be read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from aegis_elastic.core.diagnosis.signatures import Signature
 READ_BYTES_MAX = 1 << 18  # of one file, each time
 LINES_MAX = 2000  # of one file, each time
 LINE_CHARS_MAX = 300
-WORDS_MAX = 5
-WORDS_AGE_S = 120.0
+KEPT_LINES_MAX = 5
+KEPT_LINES_AGE_S = 120.0
 _HARMLESS = ("ignore",)
 
 
@@ -46,11 +46,11 @@ class LogReader:
     def __init__(self, files: Mapping[int, tuple[str, ...]]) -> None:
         """`files`: by rank."""
         self._files = {rank: [_File(path) for path in paths] for rank, paths in files.items()}
-        self._words: dict[int, deque[tuple[float, str]]] = {}
+        self._kept: dict[int, deque[tuple[float, str]]] = {}
         self.skipped_bytes = 0
 
     def read(self) -> list[Hit]:
-        """What was written since the last time and means something, the oldest first in each file."""
+        """The lines since the last call that match a signature, oldest first in each file."""
         hits = []
         for rank, files in self._files.items():
             for file in files:
@@ -61,21 +61,23 @@ class LogReader:
                         self._keep(hits[-1])
         return hits
 
-    def words(self, rank: int) -> tuple[str, ...]:
-        """The last lines of this rank that told of a root cause, of the last minutes. Any thread may ask."""
-        since_s = time.monotonic() - WORDS_AGE_S
-        return tuple(line for at_s, line in tuple(self._words.get(rank, ())) if at_s >= since_s)
+    def log_lines(self, rank: int) -> tuple[str, ...]:
+        """The last lines of this rank with the signature of a root cause, of the last KEPT_LINES_AGE_S.
+        Thread-safe.
+        """
+        since_s = time.monotonic() - KEPT_LINES_AGE_S
+        return tuple(line for at_s, line in tuple(self._kept.get(rank, ())) if at_s >= since_s)
 
     def _keep(self, hit: Hit) -> None:
-        # Others are echoes of what happened elsewhere, and would speak for this rank at its end.
+        # Others are consequences of failures elsewhere, and would be taken for the reason of this rank's end.
         if hit.signature.role == "root":
-            kept = self._words.setdefault(hit.rank, deque(maxlen=WORDS_MAX))
+            kept = self._kept.setdefault(hit.rank, deque(maxlen=KEPT_LINES_MAX))
             if not kept or kept[-1][1] != hit.line:
                 kept.append((time.monotonic(), hit.line))
 
     def _lines(self, file: _File) -> list[str]:
         try:
-            # A fifo in its place would let us wait for somebody who writes.
+            # Non-blocking, since it may be a fifo without a writer.
             descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return []  # moved away, or not there yet
@@ -83,7 +85,7 @@ class LogReader:
             about = os.fstat(descriptor)
             size = about.st_size if stat.S_ISREG(about.st_mode) else 0
             if size < file.offset:
-                file.offset, file.rest = 0, b""  # emptied by somebody
+                file.offset, file.rest = 0, b""  # truncated
             if size == file.offset:
                 return []
             if size - file.offset > READ_BYTES_MAX:
@@ -95,7 +97,7 @@ class LogReader:
         finally:
             os.close(descriptor)
         file.offset += len(data)
-        # A progress bar writes its whole life into one line.
+        # A progress bar writes all its states into one line.
         *lines, file.rest = (file.rest + data).replace(b"\r", b"\n").split(b"\n")
         if len(file.rest) > READ_BYTES_MAX:
             file.rest = b""

@@ -1,7 +1,7 @@
-"""What the ranks of a node use, read from /proc: processor time, memory, their children, their node.
+"""What the ranks of a node use, read from /proc: CPU time, memory, their children, their node.
 
-Files are read directly: psutil makes an object with a dozen checks of every process, which costs ten times as
-much, and this is done every second beside a training. What can't be read (a process that has just ended) is
+Files are read directly: psutil makes an object with a dozen checks for every process, which costs ten times
+as much, and this runs every second beside a training. What can't be read (a process that has just ended) is
 left out.
 """
 
@@ -15,12 +15,12 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _READ_BYTES = 4096
 _RDMA_WORD_BYTES = 4
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" by a number near 2**63
+_UNLIMITED = 1 << 60  # cgroup v1 has a number near 2**63 for "no limit"
 
 
 class Usage(NamedTuple):
-    """Of one rank with all its descendants: processor time since the last look, memory now. `state` is the
-    rank's own, as in /proc/PID/stat.
+    """Of one rank with all its descendants: CPU time since the last call, memory now. `state` is the rank's
+    own, as in /proc/PID/stat.
     """
 
     cpu_s: float
@@ -29,7 +29,7 @@ class Usage(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Of the node, or of our part of it where a cgroup limits us. Network without loopback."""
+    """Of the node, or of our cgroup where it has a memory limit. Network without loopback."""
 
     cpu_s: float
     available_bytes: int
@@ -37,13 +37,13 @@ class Node(NamedTuple):
     network_bytes: int
 
 
-class Trees:
-    """The ranks' process trees. Who belongs to whom is looked up by `rescan`, which reads all of /proc."""
+class ProcessTrees:
+    """The ranks' process trees, as of the last `rescan`, which reads all of /proc."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         """`pids`: of the ranks, by any key."""
         self._roots = dict(pids)
-        self._born: dict[int, str] = {}  # by root: a number that is given again has another birth
+        self._start_times: dict[int, str] = {}  # by root: a reused pid has another start time
         self._ticks: dict[int, int] = {}
         self.members: dict[int, tuple[int, ...]] = {rank: (pid,) for rank, pid in pids.items()}
 
@@ -75,10 +75,11 @@ class Trees:
             if fields is None:
                 continue
             if pid == root:
-                if fields[0] in "ZX" or self._born.setdefault(root, fields[19]) != fields[19]:
+                if fields[0] in "ZX" or self._start_times.setdefault(root, fields[19]) != fields[19]:
                     return None
                 state = fields[0]
-            # own and reaped children's, in user and kernel mode: who lives shorter than a rescan is in here
+            # own and reaped children's, in user and kernel mode: includes children that ended between two
+            # rescans
             so_far = sum(map(int, fields[11:15]))
             ticks += max(so_far - self._ticks.get(pid, so_far), 0)
             self._ticks[pid] = so_far
@@ -87,7 +88,7 @@ class Trees:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields after the name, which may hold anything: state first, then the parent."""
+    """The fields after the name (which may contain anything): state first, then the parent."""
     text = _read(f"/proc/{pid}/stat")
     if text is None:
         return None
@@ -95,7 +96,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _anonymous_pages(pid: int) -> int:
-    """Resident pages that are the process's own: files that it maps can be dropped at any time."""
+    """Resident pages but those of mapped files, which the kernel can drop at any time."""
     text = _read(f"/proc/{pid}/statm")
     if text is None:
         return 0
@@ -104,14 +105,14 @@ def _anonymous_pages(pid: int) -> int:
 
 
 class NodeReader:
-    """Reads the node. What doesn't change while we live (our limit, the RDMA ports) is found once."""
+    """Reads the node. What doesn't change (our cgroup's limit, the RDMA ports) is found once."""
 
     def __init__(self) -> None:
         self._limit = memory_limit()
         self._counters = _rdma_counters()
 
     def read(self) -> Node:
-        """The node now."""
+        """Read the node's values."""
         ticks = sum(map(int, (_read("/proc/stat") or b"cpu 0").split(b"\n", 1)[0].split()[1:4]))
         total = available = 0
         for line in (_read("/proc/meminfo") or b"").splitlines()[:5]:
@@ -120,24 +121,24 @@ class NodeReader:
             elif line.startswith(b"MemAvailable:"):
                 available = int(line.split()[1]) << 10
         if self._limit is not None:
-            most, used = (_number(_read(path)) for path in self._limit)
-            if most is not None and used is not None and most < total:
-                total, available = most, min(available, max(most - used, 0))
+            limit, used = (_number(_read(path)) for path in self._limit)
+            if limit is not None and used is not None and limit < total:
+                total, available = limit, min(available, max(limit - used, 0))
         return Node(ticks / TICKS_S, available, total, self._network_bytes())
 
     def _network_bytes(self) -> int:
         """Sent and received so far by all interfaces but loopback, and by RDMA ports."""
-        moved = 0
+        total = 0
         for line in (_read("/proc/net/dev", 1 << 16) or b"").splitlines()[2:]:
             name, _, numbers = line.partition(b":")
             fields = numbers.split()
             if name.strip() != b"lo" and len(fields) > 8:
-                moved += int(fields[0]) + int(fields[8])
-        return moved + sum(_RDMA_WORD_BYTES * (_number(_read(path)) or 0) for path in self._counters)
+                total += int(fields[0]) + int(fields[8])
+        return total + sum(_RDMA_WORD_BYTES * (_number(_read(path)) or 0) for path in self._counters)
 
 
 def _rdma_counters() -> list[str]:
-    """Files that count what RDMA ports have moved."""
+    """Files that count the data of RDMA ports."""
     base, found = "/sys/class/infiniband", []
     for device in _listed(base):
         for port in _listed(f"{base}/{device}/ports"):
@@ -160,8 +161,8 @@ def memory_limit() -> tuple[str, str] | None:
             continue
         for folder in folders:
             files = f"{folder}/{names[0]}", f"{folder}/{names[1]}"
-            most = _number(_read(files[0]))
-            if most is not None and most < _UNLIMITED:
+            limit = _number(_read(files[0]))
+            if limit is not None and limit < _UNLIMITED:
                 return files
     return None
 
@@ -191,13 +192,13 @@ def _number(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.strip().isdigit() else None
 
 
-def _read(path: str, most: int = _READ_BYTES) -> bytes | None:
+def _read(path: str, limit: int = _READ_BYTES) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.read(descriptor, most)
+        return os.read(descriptor, limit)
     except OSError:
         return None
     finally:

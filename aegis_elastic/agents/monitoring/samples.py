@@ -1,6 +1,4 @@
-"""Takes samples of one incarnation's ranks: /proc, the kernel's connections, the GPUs, put together by
-rank.
-"""
+"""Samples of one incarnation's ranks: /proc, the kernel's TCP connections and the GPUs, combined by rank."""
 
 from __future__ import annotations
 
@@ -8,9 +6,9 @@ import logging
 import time
 
 from aegis_elastic.agents.monitoring import gpus, procfs
-from aegis_elastic.agents.monitoring.gpus import Gpu, Gpus
+from aegis_elastic.agents.monitoring.gpus import Gpu, GpuReader
 from aegis_elastic.agents.monitoring.sockets import Connections, Traffic
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.core.detection.samples import RankSample, Sample
 
 logger = logging.getLogger(__name__)
@@ -20,14 +18,14 @@ _NONE = Traffic(0, 0, 0.0, 0)
 
 
 class Sampler:
-    """From the thread that owns it; `close` it."""
+    """To be made and used by one thread; `close` it."""
 
-    def __init__(self, ranks: Watched, cards: Gpus) -> None:
+    def __init__(self, ranks: WatchedRanks, gpu_reader: GpuReader) -> None:
         self._local = {rank: rank - ranks.assignment.rank_offset for rank in ranks.pids}
-        self._trees = procfs.Trees(ranks.pids)
+        self._trees = procfs.ProcessTrees(ranks.pids)
         self._node_reader = procfs.NodeReader()
         self._node = self._node_reader.read()
-        self._cards = cards
+        self._gpu_reader = gpu_reader
         self._owners: dict[int, int] = {}  # socket's inode -> rank
         self._traffic: dict[tuple[int, int], Traffic] = {}
         self._at_s = time.monotonic()
@@ -39,22 +37,21 @@ class Sampler:
             self._connections = None
 
     def take(self) -> Sample:
-        """A sample now."""
+        """Take a sample."""
         if self.number % RESCAN_SAMPLES == 0:
             self._rescan()
         self.number += 1
         now_s = time.monotonic()
         took_s, self._at_s = now_s - self._at_s, now_s
-        traffic = self._moved()
-        cards = gpus.owned(self._cards.read(), self._trees.members, self._local)
+        traffic_of = self._traffic_by_rank()
+        gpus_of = gpus.owned(self._gpu_reader.read(), self._trees.members, self._local)
         found = []
         for rank, local in self._local.items():
             usage = self._trees.usage(rank)
             if usage is None:
                 continue
-            moved = traffic.get(rank, _NONE)
-            mean, memory = _of_cards(cards.get(rank, []))
-            sent, received, busy_s, queued = moved
+            mean, memory = _of_gpus(gpus_of.get(rank, []))
+            sent, received, busy_s, queued = traffic_of.get(rank, _NONE)
             found.append(RankSample(rank, local, *usage, mean, memory, sent, received, busy_s, queued))
         before, self._node = self._node, self._node_reader.read()
         return Sample(
@@ -69,7 +66,7 @@ class Sampler:
         )
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         if self._connections is not None:
             self._connections.close()
 
@@ -80,34 +77,34 @@ class Sampler:
                 inode: rank for rank, pids in self._trees.members.items() for inode in procfs.sockets_of(pids)
             }
 
-    def _moved(self) -> dict[int, Traffic]:
-        """What each rank's connections moved since the last sample; new ones begin to count with the next."""
+    def _traffic_by_rank(self) -> dict[int, Traffic]:
+        """The traffic of each rank's connections since the last sample; new ones count from the next."""
         if self._connections is None or not self._owners:
             return {}
         try:
             newest = self._connections.read()
         except OSError as error:
-            logger.info("the ranks' connections are watched no more: %s", error)
+            logger.info("the ranks' connections are no longer watched: %s", error)
             self._connections.close()
             self._connections = None
             return {}
-        moved: dict[int, Traffic] = {}
+        traffic: dict[int, Traffic] = {}
         for key, now in newest.items():
             rank = self._owners.get(key[0])
             before = self._traffic.get(key)
             if rank is not None and before is not None:
-                sum_so_far = moved.get(rank, _NONE)
-                moved[rank] = Traffic(
+                sum_so_far = traffic.get(rank, _NONE)
+                traffic[rank] = Traffic(
                     sum_so_far.sent_bytes + now.sent_bytes - before.sent_bytes,
                     sum_so_far.received_bytes + now.received_bytes - before.received_bytes,
                     sum_so_far.busy_s + max(now.busy_s - before.busy_s, 0.0),
                     sum_so_far.queued_bytes + now.queued_bytes,
                 )
         self._traffic = newest
-        return moved
+        return traffic
 
 
-def _of_cards(cards: list[Gpu]) -> tuple[float | None, int | None]:
-    busy = [card.utilisation for card in cards if card.utilisation is not None]
-    used = [card.used_bytes for card in cards if card.used_bytes is not None]
+def _of_gpus(owned: list[Gpu]) -> tuple[float | None, int | None]:
+    busy = [gpu.utilisation for gpu in owned if gpu.utilisation is not None]
+    used = [gpu.used_bytes for gpu in owned if gpu.used_bytes is not None]
     return (sum(busy) / len(busy) if busy else None), (sum(used) if used else None)

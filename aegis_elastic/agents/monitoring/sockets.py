@@ -1,11 +1,10 @@
-"""How the ranks' TCP connections fare, asked of the kernel (sock_diag): bytes delivered, and time spent on
-it.
+"""Traffic of the ranks' TCP connections, from the kernel (sock_diag): bytes, and the time spent sending.
 
-The kernel keeps for every connection how long it has had something to send (`busy`), and how much of that the
-receiver was the one to blame for (its window was full). What is left is the network's. No packet is looked
-at, and it needs no rights over connections in our own network namespace.
+The kernel counts for every connection how long it has had data to send (busy time), and how much of that the
+receiver's full window was the limit. The rest is due to the network. No packet is inspected, and no
+privileges are needed in our own network namespace.
 
-Connections within this host are left out: their bandwidth is the memory's.
+Connections within this host are left out: they don't use the network.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _REQUEST_DUMP = 0x301
 _DONE, _ERROR = 3, 2
 _WITH_INFO = 1 << 1  # of INET_DIAG_INFO, which is 2
 _INFO = 2
-# Connections that carry data, also those that one side has closed: all but listening and waiting ones.
+# States in which data may be sent or received: established, FIN_WAIT1, CLOSE_WAIT.
 _STATES = (1 << 1) | (1 << 4) | (1 << 8)
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
-_ASK = struct.Struct("=BBBBI48x")
+_DUMP_REQUEST = struct.Struct("=BBBBI48x")
 _SOCKET_BYTES = 72  # of inet_diag_msg
 _RECEIVE_BYTES = 1 << 18
 _TIMEOUT_S = 1.0
@@ -32,8 +31,8 @@ _MICRO = 1e-6
 
 
 class Traffic(NamedTuple):
-    """One connection so far. `busy_s`: how long it had something to send and the receiver took it;
-    `queued_bytes`: what is to be sent, or to be acknowledged, at this moment.
+    """One connection so far. `busy_s`: how long it had data to send without the receiver being the limit;
+    `queued_bytes`: not yet sent, or not yet acknowledged, at this moment.
     """
 
     sent_bytes: int
@@ -43,7 +42,7 @@ class Traffic(NamedTuple):
 
 
 class Connections:
-    """Asks for all TCP connections at once. `close` it."""
+    """Reads all TCP connections at once. `close` it."""
 
     def __init__(self) -> None:
         """OSError where the kernel has no sock_diag."""
@@ -59,20 +58,20 @@ class Connections:
         return found
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._socket.close()
 
     def _dump(self, family: int, found: dict[tuple[int, int], Traffic]) -> None:
         self._number += 1
-        ask = _ASK.pack(family, socket.IPPROTO_TCP, _WITH_INFO, 0, _STATES)
-        header = _HEADER.pack(_HEADER.size + len(ask), _BY_FAMILY, _REQUEST_DUMP, self._number, 0)
-        self._socket.send(header + ask)
+        request = _DUMP_REQUEST.pack(family, socket.IPPROTO_TCP, _WITH_INFO, 0, _STATES)
+        header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, self._number, 0)
+        self._socket.send(header + request)
         while True:
             data = self._socket.recv(_RECEIVE_BYTES)
             offset = 0
             while offset + _HEADER.size <= len(data):
                 length, kind, _, number, _ = _HEADER.unpack_from(data, offset)
-                if number == self._number:  # else left over from a dump that timed out
+                if number == self._number:  # else it is of an earlier dump that timed out
                     if kind in (_DONE, _ERROR):
                         return
                     _take(data, offset + _HEADER.size, offset + length, found)
@@ -105,9 +104,9 @@ def _is_loopback(family: int, address: bytes) -> bool:
 
 
 def _traffic(info: bytes, queued: int) -> Traffic | None:
-    """Out of tcp_info, which only ever grows at its end; None from a kernel before 4.10."""
+    """From tcp_info, which only ever grows at its end; None from a kernel before 4.10."""
     if len(info) < 184:
         return None
     sent, received = struct.unpack_from("=QQ", info, 120)
-    busy, held_up = struct.unpack_from("=QQ", info, 168)
-    return Traffic(sent, received, max(busy - held_up, 0) * _MICRO, queued)
+    busy, limited = struct.unpack_from("=QQ", info, 168)
+    return Traffic(sent, received, max(busy - limited, 0) * _MICRO, queued)

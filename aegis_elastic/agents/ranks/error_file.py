@@ -1,4 +1,4 @@
-"""Reading torchelastic's error files: what a rank wrote about its own end, however broken the file."""
+"""Reads torchelastic's error files: what a rank recorded about its own failure, however broken the file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from aegis_elastic.agents.guard.client import Exited
 
 ERROR_FILE_BYTES_MAX = 1 << 20
-# A traceback's line for a frame; a SyntaxError's own place has no function.
+# A traceback's line for a frame; that of a SyntaxError has no function.
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?\s*$', re.MULTILINE
 )
 FRAME_CHARS_MAX = 500
-# It goes into one message to the master, with that of the node's other ranks; an exception may print a batch.
+# All ranks of a node share one message to the master, and an exception's text may contain a whole batch.
 EXCEPTION_CHARS_MAX, LINE_CHARS_MAX, TRACEBACK_CHARS_MAX = 4000, 1000, 16384
 
 
 class RankFailure(NamedTuple):
-    """A rank's end with what it wrote about it. ``exception`` is "Type: message" or "" if it recorded none;
+    """A rank's exit with what it recorded. ``exception`` is "Type: message" or "" if it recorded none;
     ``traceback`` likewise; ``time_s`` is the wall time of the record (whole seconds) or else of the death."""
 
     local_rank: int
@@ -40,7 +40,7 @@ class RankFailure(NamedTuple):
 
 
 def failure_of(exited: Exited, error_file: str) -> RankFailure:
-    """Join a death with torchelastic's error file of that rank. A missing or broken file is no error: the
+    """Combine an exit with torchelastic's error file of that rank. A missing or broken file is no error: the
     rank may have been killed while writing it."""
     exception, traceback, time_s = _read_error_file(error_file)
     return RankFailure(
@@ -56,8 +56,9 @@ def failure_of(exited: Exited, error_file: str) -> RankFailure:
 
 
 def raised_at(traceback: str) -> str:
-    """Where the exception of this traceback was raised, "FILE:LINE FUNCTION", of the innermost frame; "" if
-    it doesn't say."""
+    """Where the exception of this traceback was raised: "FILE:LINE FUNCTION" of the innermost frame, "" if it
+    has none.
+    """
     frames = list(_FRAME.finditer(traceback))
     if not frames:
         return ""
@@ -92,7 +93,7 @@ def _read_error_file(path: str) -> tuple[str, str, float | None]:
 
 
 def _clean(value: object) -> str:
-    """Text that can be sent: a file's name that is no UTF-8 is none."""
+    """Text that can be encoded: names of files need not be UTF-8."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
@@ -101,4 +102,4 @@ def _seconds(value: object) -> float | None:
         seconds = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
-    return seconds if 0 < seconds < 1e11 else None  # else it is no time, and no date can be made of it
+    return seconds if 0 < seconds < 1e11 else None  # else it is no valid time

@@ -1,4 +1,4 @@
-"""This node's training processes of one incarnation: started, watched, stopped, and asked why they ended."""
+"""This node's ranks of one incarnation: started, watched, stopped, and how they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TAIL_BYTES = 16384
 
 
 class Context(Protocol):
-    """What is asked of the processes: local rank -> pid, error file, files of its streams ("": none)."""
+    """The processes: local rank -> pid, error file, files of its stdout and stderr ("": none)."""
 
     error_files: dict[int, str]
     stdouts: dict[int, str]
@@ -34,7 +34,7 @@ class Context(Protocol):
 
 
 class RankGroup:
-    """The ranks of one incarnation on this node. Made by `start`; events of the guard go to `on_event`."""
+    """The ranks of one incarnation on this node. Made by `start`; the guard's events go to `on_event`."""
 
     def __init__(
         self, context: Context, assignment: RankAssignment, incarnation: int, generation: int
@@ -49,8 +49,8 @@ class RankGroup:
         self.stopping = False
         self.stopped = False
         self.unkillable: tuple[int, ...] = ()
-        # What somebody who reads along has heard of a (global) rank that may tell why it failed.
-        self.words: Callable[[int], Sequence[str]] = lambda rank: ()
+        # Lines of a (global) rank's log that may say why it failed, from who reads the logs.
+        self.log_lines: Callable[[int], Sequence[str]] = lambda rank: ()
 
     @classmethod
     def start(
@@ -62,7 +62,9 @@ class RankGroup:
         generation: int,
         spares: Spares | None = None,
     ) -> RankGroup:
-        """Start the ranks that this order seats here. SpawnError, GuardError as the seam says."""
+        """Start the ranks that this order assigns to this node. SpawnError, GuardError as
+        `SeamAgent.start_ranks`.
+        """
         host, port = split(order.store)
         world_size = sum(other.nproc for other in order.assignments)
         context = agent.start_ranks(
@@ -83,7 +85,7 @@ class RankGroup:
 
     @property
     def running(self) -> bool:
-        """Whether some rank lives."""
+        """Whether a rank lives."""
         return bool(self._running)
 
     @property
@@ -94,7 +96,9 @@ class RankGroup:
 
     @property
     def logs(self) -> dict[int, tuple[str, ...]]:
-        """Global rank -> the files that its stdout and stderr go to; none where they go past us."""
+        """Global rank -> the files that its stdout and stderr go to; none where it has the launcher's
+        streams.
+        """
         files = {}
         for local in range(self.assignment.nproc):
             streams = self._context.stdouts.get(local, ""), self._context.stderrs.get(local, "")
@@ -105,17 +109,17 @@ class RankGroup:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank ended badly, by itself."""
+        """Whether a rank has failed."""
         return any(_is_failure(exited) for exited in self._exits.values())
 
     @property
     def first_failure_s(self) -> float:
-        """When the first bad end was, on the monotonic clock; now if there was none."""
+        """The monotonic time of the first failure; now if there was none."""
         times = [exited.monotonic_s for exited in self._exits.values() if _is_failure(exited)]
         return min(times, default=time.monotonic())
 
     def on_event(self, event: Exited | Stopped) -> None:
-        """Note what the guard reports of this generation."""
+        """Record an event of the guard; those of other generations are ignored."""
         if event.generation != self.generation:
             return
         if isinstance(event, Exited):
@@ -128,7 +132,7 @@ class RankGroup:
 
     @property
     def exits(self) -> dict[int, RankExit]:
-        """Global rank -> how it ended, of those that ended badly by themselves."""
+        """Global rank -> how it ended, of those that have failed."""
         return {
             self.assignment.rank_offset + local: RankExit(
                 exited.exit_code, _signal_name(exited.signal), pid=exited.pid
@@ -138,32 +142,30 @@ class RankGroup:
         }
 
     def failures(self) -> tuple[Failure, ...]:
-        """Every bad end so far, in the order of time: what died after our stop order is marked so."""
-        bad = [exited for exited in self._exits.values() if _is_failure(exited)]
-        bad.sort(key=lambda exited: (not exited.first, exited.monotonic_s))
-        return tuple(self._failure(exited) for exited in bad)
+        """Every failure so far, in the order of time; those after our stop order are marked so."""
+        failed = [exited for exited in self._exits.values() if _is_failure(exited)]
+        failed.sort(key=lambda exited: (not exited.first, exited.monotonic_s))
+        return tuple(self._failure(exited) for exited in failed)
 
     def _failure(self, exited: Exited) -> Failure:
-        found = failure_of(exited, self._context.error_files.get(exited.local_rank, ""))
-        last_lines = _last_lines(self._context.stderrs, exited.local_rank, found.traceback)
+        record = failure_of(exited, self._context.error_files.get(exited.local_rank, ""))
+        last_lines = _log_end(self._context.stderrs, exited.local_rank, record.traceback)
         return Failure(
             rank=self.assignment.rank_offset + exited.local_rank,
             local_rank=exited.local_rank,
             time=exited.wall_s,
             exit_code=exited.exit_code,
             signal=_signal_name(exited.signal),
-            exception=found.exception or None,
-            last_lines=self._with_words(exited, last_lines),
+            exception=record.exception or None,
+            last_lines=self._with_log_lines(exited, last_lines),
             after_stop=self.stopping and not exited.first,
-            frame=raised_at(found.traceback or "\n".join(last_lines)) if found.exception else "",
+            frame=raised_at(record.traceback or "\n".join(last_lines)) if record.exception else "",
         )
 
-    def _with_words(self, exited: Exited, last_lines: tuple[str, ...]) -> tuple[str, ...]:
-        """What was heard before the last lines, and is not among them: a thousand lines may follow a
-        cause.
-        """
-        before = self.words(self.assignment.rank_offset + exited.local_rank)
-        return (*(word for word in before if word not in last_lines), *last_lines)
+    def _with_log_lines(self, exited: Exited, last_lines: tuple[str, ...]) -> tuple[str, ...]:
+        """Earlier lines of importance, then the last ones: a thousand lines may follow a cause."""
+        earlier = self.log_lines(self.assignment.rank_offset + exited.local_rank)
+        return (*(line for line in earlier if line not in last_lines), *last_lines)
 
 
 def _is_failure(exited: Exited) -> bool:
@@ -179,8 +181,8 @@ def _signal_name(number: int | None) -> str | None:
         return f"signal {number}"
 
 
-def _last_lines(stderrs: Mapping[int, str], local_rank: int, traceback: str) -> tuple[str, ...]:
-    """The end of the rank's log if it has one, else of the traceback that it recorded."""
+def _log_end(stderrs: Mapping[int, str], local_rank: int, traceback: str) -> tuple[str, ...]:
+    """The last lines of the rank's log if it has one, else of the traceback that it recorded."""
     path = stderrs.get(local_rank, "")
     text = traceback
     if path and Path(path).is_file():

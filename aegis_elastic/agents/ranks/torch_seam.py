@@ -41,13 +41,13 @@ _NO_STORE = object()  # torch asserts that the group has a store and then doesn'
 
 
 class SeamError(RuntimeError):
-    """torchelastic was asked for something that doesn't exist under the guard."""
+    """Something of torchelastic that is not possible with the guard."""
 
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """What torchelastic reads of a rendezvous handler to build the ranks' environment: put it in place of one
-    as ``WorkerSpec.rdzv_handler`` of a ``SeamAgent``. ``use_agent_store``: ranks connect to our TCPStore."""
+    """The part of a rendezvous handler that torchelastic needs for the ranks' environment: used as
+    ``WorkerSpec.rdzv_handler`` of a ``SeamAgent``. ``use_agent_store``: ranks connect to our TCPStore."""
 
     run_id: str
     backend: str = "aegis"
@@ -63,8 +63,9 @@ class JobIdentity:
 
 
 def run_log_dir(logs_specs: LogsSpecs, run_id: str) -> Path | None:
-    """The directory for this run's logs, made now instead of at the first start of ranks. None if the logs go
-    nowhere, or where another class of LogsSpecs knows alone."""
+    """The directory for this run's logs, made now instead of at the first start of ranks. None if there are
+    no logs, or for a user's class of LogsSpecs, which has its own.
+    """
     if not isinstance(logs_specs, DefaultLogsSpecs) or logs_specs.root_log_dir == os.devnull:
         return None
     theirs: Any = logs_specs  # torch declares the field below as None until its first start
@@ -77,11 +78,10 @@ PrepareEnv = Callable[[Mapping[str, str]], dict[str, str]]
 
 
 class GuardedContext(SubprocessContext):
-    """torchelastic's process context with the processes in a guard's hands.
+    """torchelastic's process context with the processes started by a guard.
 
-    Logs, tee, filters and error files are torch's. Deaths come as the guard's events and stops are asked of
-    the guard, so the polling half of the base class is closed. Signal handlers are not installed: they are
-    the launcher's.
+    Logs, tee, filters and error files are torch's. Exits are the guard's events and stops go to the guard, so
+    the base class's polling is not available. Signal handlers are not installed: they are the launcher's.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class GuardedContext(SubprocessContext):
         spares: Spares | None = None,
         **arguments: Any,
     ) -> None:
-        # start_method belongs to functions; a version's other arguments go through as torch passed them
+        # start_method is for functions; a version's other arguments are passed on as they are
         arguments.pop("start_method", None)
         super().__init__(**arguments)
         self.generation = generation
@@ -129,7 +129,7 @@ class GuardedContext(SubprocessContext):
     def _start(self) -> None:
         specs = []
         for local_rank in range(self.nprocs):
-            argv = (str(self.entrypoint), *(str(word) for word in self.args[local_rank]))
+            argv = (str(self.entrypoint), *(str(argument) for argument in self.args[local_rank]))
             if _bind_to_numa is not None:
                 argv = _bind_to_numa(argv, gpu_index=local_rank, numa_options=self._numa)
             env = self._prepare_env({**os.environ, **self.envs[local_rank]})
@@ -139,27 +139,27 @@ class GuardedContext(SubprocessContext):
             return
         specs = self._spares.claim(specs)
         self._pids = self._guard.spawn(self.generation, specs)
-        self._spares.started(self.generation, specs, self._pids)
+        self._spares.on_ranks_started(self.generation, specs, self._pids)
 
     def _poll(self) -> Any:
-        raise SeamError("cannot poll ranks under the guard: their deaths are its events")
+        raise SeamError("cannot poll ranks under the guard: their exits are its events")
 
     def _close(self, death_sig: Any, timeout: int = 30) -> None:
-        # torch's close() stops the tails after this; whoever calls it has stopped the ranks through the guard
+        # torch's close() stops the tails after this; its caller has stopped the ranks through the guard
         self._tails_running = False
 
 
-class _Rehearsed(Exception):
+class _DryRunDone(Exception):
     def __init__(self, specs: list[RankSpec]) -> None:
         super().__init__()
         self.specs = specs
 
 
-class _Rehearsal:
-    """In a guard's place: starts nothing."""
+class _DryRunGuard:
+    """Used in place of a guard: starts nothing."""
 
     def spawn(self, _generation: int, specs: list[RankSpec]) -> dict[int, int]:
-        raise _Rehearsed(specs)
+        raise _DryRunDone(specs)
 
 
 class SeamAgent(LocalElasticAgent):
@@ -202,9 +202,8 @@ class SeamAgent(LocalElasticAgent):
         Args:
             rank_offset: global rank of local rank 0; ``role_rank_offset`` counts only nodes of the same role.
             master_addr: with ``master_port``, the incarnation's TCPStore, hosted by the agent of the first
-            node. restart_count: TORCHELASTIC_RESTART_COUNT, the same on every node.
-            generation: what the guard's events will be marked with.
-            spares: keeper of the processes that may become these ranks.
+            node. restart_count: TORCHELASTIC_RESTART_COUNT, the same on every node. generation: the
+            generation in the guard's events. spares: the warm spares that may become these ranks.
 
         Raises:
             SpawnError: a command can't be executed or a log can't be opened; nothing runs then.
@@ -241,11 +240,11 @@ class SeamAgent(LocalElasticAgent):
             worker.id = pids[worker.local_rank]
         return created[0]
 
-    def rehearse(self) -> list[RankSpec]:
-        """The ranks that this node would start if it had a seat, as far as that can be known: what is only
-        known at a start (rank, world size, store) is made up. Nothing runs. SeamError, OSError.
+    def dry_run(self) -> list[RankSpec]:
+        """The ranks that this node would start if it had a rank assignment. What is only known at a start
+        (rank, world size, store) has placeholders. Nothing is started. SeamError, OSError.
         """
-        stand_in: Any = _Rehearsal()
+        stand_in: Any = _DryRunGuard()
         size = self.get_worker_group().spec.local_world_size
         try:
             self.start_ranks(
@@ -261,9 +260,9 @@ class SeamAgent(LocalElasticAgent):
                 guard=stand_in,
                 generation=0,
             )
-        except _Rehearsed as rehearsed:
-            return rehearsed.specs
-        raise SeamError("cannot rehearse a start: torch started no processes")
+        except _DryRunDone as done:
+            return done.specs
+        raise SeamError("cannot make a dry run of a start: torch started no processes")
 
     def finish_ranks(self) -> None:
         """Call when the ranks have ended: flushes their logs; ends torch's watchdog and health server of this
@@ -295,9 +294,9 @@ def command_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> tup
     Raises:
         SeamError: another function; a training is a command here.
     """
-    words = tuple(str(word) for word in args)
+    arguments = tuple(str(argument) for argument in args)
     if isinstance(entrypoint, str):
-        return entrypoint, words
+        return entrypoint, arguments
     if entrypoint is torchrun.run_script_path:
-        return os.environ.get("PYTHON_EXEC", sys.executable), ("-u", "-c", _RUN_PATH, *words)
+        return os.environ.get("PYTHON_EXEC", sys.executable), ("-u", "-c", _RUN_PATH, *arguments)
     raise SeamError(f"cannot run the function {entrypoint!r}: give a script, a module or a program")

@@ -1,16 +1,16 @@
 """Warm spares: next to each running rank one process of its very command, held past its imports.
 
-The keeper decides which spares are wanted and which fit; the guard owns the processes (``guard_spares``),
-the gate in them waits (``worker/gate.py``). A spare becomes a rank if its command line is the same and so
-is every variable of the environment but the late ones, which it is told at "go". In every other case, and
+`Spares` decides which spares are made and which fit; the guard owns the processes (``guard/held.py``), in
+which the gate waits (``worker/gate.py``). A spare becomes a rank if its command line is the same and so is
+every variable of the environment but the late ones, which it gets with "go". In every other case, and
 whenever anything about a spare fails, the rank starts cold, as it would have.
 
-What may be held at all is proven, not assumed: only a command that is a Python interpreter, with options that
-leave our sitecustomize alone, and of which a cold start in this job has passed the gate in the very process
-that was started. Anything else would run the user's program as a spare. On a node that waits for a seat no
-rank has started: there a probe shows it, the same interpreter and options with a program that does nothing.
+A command is held only if it was seen to stop at the gate: it must be a Python interpreter, with options that
+leave our sitecustomize enabled, and in a cold start in this job the very process that was started must have
+passed the gate. Anything else would run the user's program as a spare. On a node that waits without ranks a
+probe is started instead: the same interpreter and options with a program that does nothing.
 
-No thread and no clock of its own: the agent's loop calls ``act`` at ``due_s``.
+No thread and no timer of its own: the agent's loop calls ``act`` at ``due_s``.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from aegis_elastic.worker.preload import command
 
 logger = logging.getLogger(__name__)
 
-# Ranks have their start for themselves first; then one spare after the other is made.
+# No spare is started so long after the ranks' start, to leave them the machine; then one after the other.
 SETTLE_S = 3.0
 HOLD_TIMEOUT_S = 300.0
 FAILURES_MAX = 5
-# What failed so long ago says nothing of now: a file server was away, or memory was short.
-FORGIVEN_S = 3600.0
-# Of a node's memory, for its spares: each takes about 0.2 GiB of its own with torch imported.
+# Failures before that are forgotten: a file server was down, or memory was short.
+FAILURES_FORGOTTEN_S = 3600.0
+# Free memory that a node needs for its spares: each uses about 0.2 GiB of its own with torch imported.
 NODE_BYTES_MIN = 2 << 30
 SPARE_BYTES = 512 << 20
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*[a-z]*)?")
-# Options before the script that change nothing about `site`: -E, -I and -S would, and so would -i and -h.
+# Options before the script that don't affect `site`, as -E, -I and -S would; -i and -h aren't safe, either.
 _HARMLESS = re.compile(r"-[bBdOqRsuvxP]+")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def why_not(argv: Sequence[str]) -> str:
+def unfit_reason(argv: Sequence[str]) -> str:
     """Why this command can't be held at the gate; "" if it may."""
     start, end = _interpreter(argv)
     if start >= len(argv) or not _is_python(argv[start]):
@@ -63,23 +63,23 @@ def why_not(argv: Sequence[str]) -> str:
 
 
 def _interpreter(argv: Sequence[str]) -> tuple[int, int]:
-    """Where the interpreter stands in the command, and the first word that is no option of its."""
+    """The index of the interpreter in the command, and of the first argument that is no option of its."""
     start = 0
     if os.path.basename(argv[0]) == "numactl":
-        start = next((place for place in range(1, len(argv)) if not argv[place].startswith("-")), len(argv))
+        start = next((index for index in range(1, len(argv)) if not argv[index].startswith("-")), len(argv))
     end = start + 1
     while end < len(argv) and argv[end].startswith("-") and argv[end] not in ("-m", "-c"):
         end += 2 if argv[end] in _WITH_VALUE else 1
     return start, min(end, len(argv))
 
 
-def probe_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """The same interpreter in the same way, with a program that does nothing."""
+def probe_command(argv: Sequence[str]) -> tuple[str, ...]:
+    """The same interpreter with the same options, and a program that does nothing."""
     return (*argv[: _interpreter(argv)[1]], "-c", "pass")
 
 
 def _is_python(program: str) -> bool:
-    """A binary of that name: a shell script that is called python does things before it is one."""
+    """Whether it is a binary of that name: a shell script called python would run commands before Python."""
     path = shutil.which(program)
     if path is None or not _PYTHON.fullmatch(os.path.basename(program)):
         return False
@@ -90,18 +90,18 @@ def _is_python(program: str) -> bool:
         return False
 
 
-def early(env: Mapping[str, str]) -> dict[str, str]:
-    """What of a rank's environment its spare starts with."""
+def early_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of a rank's environment that its spare starts with."""
     return {key: value for key, value in env.items() if key not in LATE}
 
 
-def memory_wanted(ranks: int) -> int:
-    """How many bytes must be free on the node, so that spares for so many ranks are no risk."""
+def memory_needed(ranks: int) -> int:
+    """Free bytes that the node needs, so that spares for so many ranks are no risk."""
     return max(NODE_BYTES_MIN, ranks * SPARE_BYTES)
 
 
 def memory_free(root: Path = Path("/")) -> int:
-    """Bytes that processes of ours can still take: the node's, or less where a cgroup (v2) has a limit."""
+    """Bytes that our processes can still allocate: the node's, or less where a cgroup (v2) has a limit."""
     free = 0
     for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -116,110 +116,113 @@ def memory_free(root: Path = Path("/")) -> int:
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
             free = min(free, int(limit) - used + int(stat.get("inactive_file", "0")))
     except (OSError, ValueError):
-        return free  # no cgroup v2: the node's memory is all there is to know
+        return free  # no cgroup v2: the node's free memory
     return free
 
 
 def uses_torch(pid: int) -> bool:
-    """Whether a process has torch's libraries in its memory."""
+    """Whether a process has torch's libraries loaded."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
             return any("/torch/lib/" in line for line in file)
     except OSError:
-        return False  # it has ended: the next incarnation shows
+        return False  # it has ended: known in the next incarnation
 
 
 @dataclass
 class _Spare:
     name: str
     spec: RankSpec
-    began_s: float
+    started_s: float
     held: bool = False
 
 
 class Spares:
-    """The spares of one node. ``mode``: auto (unless memory is short), on, off."""
+    """The warm spares of one node. ``mode``: auto (if there is enough memory), on, off."""
 
     def __init__(self, guard: GuardClient, mode: str, free: Callable[[], int] = memory_free) -> None:
         self._guard = guard
         self._on = mode != "off"
-        self._careful = mode == "auto"
-        self._free = free
+        self._check_memory = mode == "auto"
+        self._free_memory = free
         self._names = itertools.count(1)
         self._spares: dict[int, _Spare] = {}  # by local rank
-        self._running: dict[int, tuple[RankSpec, int]] = {}  # by local rank: what to make a spare of, its pid
-        self._passed: set[int] = set()  # local ranks whose command is known to stop at the gate
+        self._running: dict[
+            int, tuple[RankSpec, int]
+        ] = {}  # by local rank: what to make a spare of, and its pid
+        self._gated: set[int] = set()  # local ranks whose command was seen at the gate
         self._generation = -1
-        self._without: set[str] = set()
+        self._left_out: set[str] = set()
         self._failures = 0
         self._failed_s = 0.0
-        self._probe = ""  # the name of the probe, while one is out
-        self._expected = False  # what "runs" is only expected to
+        self._probe = ""  # the name of the probe while it runs, else ""
+        self._expecting = False  # whether `_running` are ranks that may be started later
         self._settled_s = 0.0
         self.due_s: float | None = None
 
     @property
     def held(self) -> int:
-        """How many wait and could go now."""
+        """How many are ready to become ranks."""
         return sum(spare.held for spare in self._spares.values())
 
     def claim(self, specs: Sequence[RankSpec]) -> list[RankSpec]:
-        """The ranks to be started, each with the spare that it is to be made of, if one fits. Spares that
-        don't fit are ended."""
+        """The ranks to be started, each with the spare that is to become it, if one fits. Spares that don't
+        fit are ended.
+        """
         if not self._on:
             return list(specs)
-        self.ended()
+        self.on_ranks_ended()
         return [self._claim(spec) for spec in specs]
 
     @property
     def expecting(self) -> bool:
-        """Whether spares are made for ranks that this node has not been asked for yet."""
-        return self._expected
+        """Whether spares are made for ranks that this node may get."""
+        return self._expecting
 
     def expect(self, specs: Sequence[RankSpec]) -> None:
-        """This node may be asked for such ranks: have them held, if the gate holds such a command."""
-        if not self._on or self._failures >= FAILURES_MAX or any(why_not(spec.argv) for spec in specs):
+        """This node may get such ranks: make spares for them, if the gate holds such a command."""
+        if not self._on or self._failures >= FAILURES_MAX or any(unfit_reason(spec.argv) for spec in specs):
             return
-        self._expected = True
+        self._expecting = True
         self._running = {spec.local_rank: (spec, 0) for spec in specs}
         self.due_s = self._settled_s = time.monotonic()
 
     def _claim(self, spec: RankSpec) -> RankSpec:
         spare = self._spares.pop(spec.local_rank, None)
         if spare is not None:
-            if spare.held and (spare.spec.argv, spare.spec.env) == (spec.argv, early(spec.env)):
+            if spare.held and (spare.spec.argv, spare.spec.env) == (spec.argv, early_env(spec.env)):
                 late = {key: value for key, value in spec.env.items() if key in LATE}
                 return spec._replace(spare=spare.name, late=late, gate="pass")
             self._guard.drop(spare.name)
             logger.info("spare of local rank %d ended: %s", spec.local_rank, _difference(spare, spec))
-            self._passed.discard(spec.local_rank)
-        if spec.local_rank in self._passed:
+            self._gated.discard(spec.local_rank)
+        if spec.local_rank in self._gated:
             return spec
-        why = why_not(spec.argv)
+        why = unfit_reason(spec.argv)
         if why:
             logger.info("no warm spare for local rank %d: %s", spec.local_rank, why)
             return spec
         return spec._replace(gate="pass")
 
-    def started(self, generation: int, specs: Sequence[RankSpec], pids: Mapping[int, int]) -> None:
-        """These ranks run now: spares for them are wanted in a while."""
+    def on_ranks_started(self, generation: int, specs: Sequence[RankSpec], pids: Mapping[int, int]) -> None:
+        """These ranks have been started: spares for them are made after SETTLE_S."""
         if not self._on:
             return
         self._generation = generation
-        if time.monotonic() - self._failed_s >= FORGIVEN_S:
+        if time.monotonic() - self._failed_s >= FAILURES_FORGOTTEN_S:
             self._failures = 0
         for spec in specs:
             if spec.spare and spec.local_rank not in self._guard.warm:
-                logger.warning("local rank %d started cold: its spare did not go", spec.local_rank)
+                logger.warning("local rank %d started cold: its spare did not start", spec.local_rank)
             self._running[spec.local_rank] = spec, pids[spec.local_rank]
         self.due_s = self._settled_s = time.monotonic() + SETTLE_S
 
     def on_event(self, event: GatePassed | SpareReady | SpareGone) -> None:
-        """Note what the guard says of gates and spares."""
+        """Process an event of the guard about gates and spares."""
         if isinstance(event, GatePassed):
             if event.generation == self._generation:
-                self._passed.add(event.local_rank)
-                # an interpreter may take longer to start than the ranks have for themselves
+                self._gated.add(event.local_rank)
+                # an interpreter may take longer to start than SETTLE_S
                 self.due_s = self.due_s or self._settled_s
             return
         if event.spare == self._probe:
@@ -227,21 +230,21 @@ class Spares:
             return
         named = [(rank, spare) for rank, spare in self._spares.items() if spare.name == event.spare]
         if not named:
-            return  # dropped, or a rank by now
+            return  # it was dropped, or is a rank by now
         local_rank, spare = named[0]
         if isinstance(event, SpareReady):
             spare.held = True
             self._failures = 0
-            if self.held == len(self._passed & self._running.keys()):
-                how = self.held, event.modules, event.seconds
-                logger.info("warm spares ready: %d (%d modules in %.1f s)", *how)
+            if self.held == len(self._gated & self._running.keys()):
+                summary = self.held, event.modules, event.seconds
+                logger.info("warm spares ready: %d (%d modules in %.1f s)", *summary)
         else:
             del self._spares[local_rank]
             self._fail()
             if event.without:
-                self._without.add(event.without)
-            said = "given up" if self._failures >= FAILURES_MAX else "tried again"
-            logger.info("warm spare of local rank %d: %s; %s", local_rank, event.why, said)
+                self._left_out.add(event.without)
+            next_step = "given up" if self._failures >= FAILURES_MAX else "tried again"
+            logger.info("warm spare of local rank %d: %s; %s", local_rank, event.why, next_step)
         if self._running:
             self.due_s = time.monotonic()
 
@@ -249,50 +252,52 @@ class Spares:
         self._guard.drop(self._probe)
         self._probe = ""
         if isinstance(event, SpareReady):
-            self._passed |= self._running.keys()
+            self._gated |= self._running.keys()
             self.due_s = time.monotonic()
         else:
             logger.info("no warm spares: %s", event.why)
             self._fail()
-            self.ended()
+            self.on_ranks_ended()
 
     def act(self) -> None:
         """Make the next spare that is missing, one at a time; ``due_s`` says when to call again."""
         self.due_s = None
         if self._probe:
             return
-        if self._expected and not self._passed & self._running.keys():
+        if self._expecting and not self._gated & self._running.keys():
             spec, _ = next(iter(self._running.values()))
             self._probe = f"probe.{next(self._names)}"
-            probe = RankSpec(spec.local_rank, probe_of(spec.argv), early(spec.env), "", "", "hold plain")
+            probe = RankSpec(
+                spec.local_rank, probe_command(spec.argv), early_env(spec.env), "", "", "hold plain"
+            )
             self._guard.hold(self._probe, probe)
             return
         for local_rank, spare in list(self._spares.items()):
             if spare.held:
                 continue
-            if time.monotonic() < spare.began_s + HOLD_TIMEOUT_S:
-                self.due_s = spare.began_s + HOLD_TIMEOUT_S
+            if time.monotonic() < spare.started_s + HOLD_TIMEOUT_S:
+                self.due_s = spare.started_s + HOLD_TIMEOUT_S
                 return
             self._guard.drop(spare.name)
             del self._spares[local_rank]
             self._fail()
             logger.info("warm spare of local rank %d: not ready in %g s", local_rank, HOLD_TIMEOUT_S)
-        missing = sorted(self._running.keys() & self._passed - self._spares.keys())
+        missing = sorted(self._running.keys() & self._gated - self._spares.keys())
         if not missing or self._failures >= FAILURES_MAX:
             return
-        free, wanted = self._free(), memory_wanted(len(missing))
-        if self._careful and free < wanted:
-            logger.info("no warm spares: %.1f GiB free, want %.1f", free / (1 << 30), wanted / (1 << 30))
+        free, needed = self._free_memory(), memory_needed(len(missing))
+        if self._check_memory and free < needed:
+            logger.info("no warm spares: %.1f GiB free, want %.1f", free / (1 << 30), needed / (1 << 30))
             return
         self._hold(missing[0])
 
     def _hold(self, local_rank: int) -> None:
         spec, pid = self._running[local_rank]
-        # of ranks that are yet to run nothing can be seen; that they train is why we are here
-        libraries = "torch" if self._expected or uses_torch(pid) else "plain"
-        gate = f"hold {libraries} {','.join(sorted(self._without))}".rstrip()
+        # ranks that don't run yet are taken to use torch
+        libraries = "torch" if self._expecting or uses_torch(pid) else "plain"
+        gate = f"hold {libraries} {','.join(sorted(self._left_out))}".rstrip()
         name = f"{local_rank}.{next(self._names)}"
-        held = spec._replace(env=early(spec.env), gate=gate, spare="", late={})
+        held = spec._replace(env=early_env(spec.env), gate=gate, spare="", late={})
         self._spares[local_rank] = _Spare(name, held, time.monotonic())
         self._guard.hold(name, held)
         self.due_s = time.monotonic() + HOLD_TIMEOUT_S
@@ -301,17 +306,17 @@ class Spares:
         self._failures += 1
         self._failed_s = time.monotonic()
 
-    def ended(self) -> None:
+    def on_ranks_ended(self) -> None:
         """The ranks are being stopped: no new spares until the next start."""
         self._running.clear()
-        self._expected = False
+        self._expecting = False
         self.due_s = None
         if self._probe:
             self._guard.drop(self._probe)
             self._probe = ""
 
-    def moved(self, guard: GuardClient) -> None:
-        """A new guard: the spares died with the old one."""
+    def on_new_guard(self, guard: GuardClient) -> None:
+        """There is a new guard: the spares ended with the old one."""
         self._guard = guard
         self._spares.clear()
         self._probe = ""
@@ -322,6 +327,6 @@ def _difference(spare: _Spare, spec: RankSpec) -> str:
         return "it was not ready"
     if spare.spec.argv != spec.argv:
         return "the command line is another"
-    now = early(spec.env)
+    now = early_env(spec.env)
     keys = sorted(key for key in spare.spec.env.keys() | now if spare.spec.env.get(key) != now.get(key))
     return f"{', '.join(keys)} changed"

@@ -117,7 +117,7 @@ class RankView:
             self._samples, self._window_s = [], now_s
 
     def on_stack(self, stack: Stack, moves: bool = False) -> None:
-        """Take a stack that was just read; () if it couldn't be. `moves`: a moment later it was another one."""
+        """Take the stack just read, () if it couldn't be. `moves`: a moment later it was another one."""
         elsewhere = bool(stack and self._stack) and stacks.place(stack) != stacks.place(self._stack)
         # A rank that has moved since its last step is at work, however long it stays at one place later; but
         # one that has come to wait for others since then waits.

@@ -1,9 +1,9 @@
-"""Runs at the start of every Python that is a rank: covers its tracks, then records what kills the rank.
+"""Runs at the start of every Python that is a rank: removes itself, then records what exception ends it.
 
 This folder stands first on a rank's PYTHONPATH (``aegis_elastic.worker.environment``). CPython's ``site``
 imports this file before main. It takes the folder out of PYTHONPATH and ``sys.path`` again, so that no other
-Python of the user sees it, and hands over to the ``sitecustomize`` that would have run without us; if there
-is none, the import fails exactly as it would have (``site`` ignores that) and no module is left behind.
+Python of the user sees it, and imports the ``sitecustomize`` that would have run without us; if there is
+none, the import fails exactly as it would have (``site`` ignores that) and no module is left behind.
 
 Then, if the launcher's marker is there, uncaught exceptions are written to TORCHELASTIC_ERROR_FILE in
 torchelastic's own format, as ``@record`` would: after the script has ended in an exception, on the way to the
@@ -20,15 +20,15 @@ import stat
 import sys
 
 _MARKER = "AEGIS_WORKER_SITE"
-# set by the guard: "<descriptor> pass" (say that we came by, so that this command may have spares) or
+# set by the guard: "<descriptor> pass" (report that we ran, so that this command may have spares) or
 # "<descriptor> hold <torch|plain> <packages to leave out, with commas>"
 _GATE = "AEGIS_WORKER_GATE"
-# the folder with the slots of this node's ranks (``worker/slot.py``): set where progress is to be watched
+# the folder with the slots of this node's ranks (``worker/slot.py``): set if progress is watched
 _PROGRESS = "AEGIS_PROGRESS"
 _SITE_DIR = os.path.dirname(os.path.abspath(__file__))
 
 
-def _cover_tracks() -> bool:
+def _restore_environment() -> bool:
     """Undo what prepare_env did to this process. Returns whether the launcher marked it as a rank."""
     marker = os.environ.pop(_MARKER, None)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -44,12 +44,12 @@ def _cover_tracks() -> bool:
     return marker is not None
 
 
-def _gate(asked: str) -> None:
-    descriptor, _, rest = asked.partition(" ")
+def _enter_gate(value: str) -> None:
+    descriptor, _, rest = value.partition(" ")
     what, _, rest = rest.partition(" ")
     if what == "pass":
         try:
-            # a wrapper may have closed it, or have a file of its own there by now (exec 9>log): then this
+            # a wrapper may have closed it, or have opened a file of its own there (exec 9>log): then this
             # command has no spares
             if stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):
                 os.write(int(descriptor), b"%d" % os.getpid())
@@ -68,7 +68,7 @@ def _gate(asked: str) -> None:
 
 
 def _load(path: str) -> object:
-    """A module of ours without a trace in ``sys.modules``."""
+    """Load a module of ours without an entry in ``sys.modules``."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("_aegis_" + os.path.basename(path)[:-3], path)
@@ -83,7 +83,7 @@ def _watch_progress() -> None:
     try:
         hooks, slot = (_load(os.path.join(worker, name)) for name in ("step_hooks.py", "slot.py"))
         hooks.install(slot)  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 - a Python that lacks something: training goes on unwatched
+    except Exception:  # noqa: BLE001 - a Python that lacks a module: progress is not watched
         return
 
 
@@ -119,11 +119,11 @@ def _record_uncaught(path: str) -> None:
     before = _fingerprint(path)
     previous_hook = sys.excepthook
     recorded: list[bool] = []
-    leaving: list[object] = []
+    notices: list[object] = []
 
     def record(value: object) -> None:
         # as @record: exceptions, not KeyboardInterrupt. A forked child's end is not the rank's. A file that
-        # changed since our start was written by @record, which knows more
+        # changed since our start was written by @record, which has more details
         if (
             recorded
             or not isinstance(value, Exception)
@@ -141,18 +141,18 @@ def _record_uncaught(path: str) -> None:
         record(value)
         try:
             if isinstance(value, Exception) and os.getpid() == rank_pid:
-                leave = _load(os.path.join(os.path.dirname(_SITE_DIR), "exit_notice.py"))
-                leaving[:] = [leave] if leave.ends_the_script() else []  # type: ignore[attr-defined]
-        except Exception:  # noqa: BLE001 - then our end is seen when we have ended
-            leaving[:] = []
+                notice = _load(os.path.join(os.path.dirname(_SITE_DIR), "exit_notice.py"))
+                notices[:] = [notice] if notice.ends_the_script() else []  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - then our exit is seen when the process has ended
+            notices[:] = []
         previous_hook(kind, value, trace)  # type: ignore[arg-type]
 
     def at_exit() -> None:
         # for scripts that set a hook of their own and don't call ours: the interpreter keeps what it reported
         record(getattr(sys, "last_value", None))
         try:
-            if leaving and os.getpid() == rank_pid:
-                leaving[0].say_goodbye(path)  # type: ignore[attr-defined]
+            if notices and os.getpid() == rank_pid:
+                notices[0].notify_guard(path)  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001 - as above
             return
 
@@ -161,10 +161,10 @@ def _record_uncaught(path: str) -> None:
 
 
 def _start() -> None:
-    marked = _cover_tracks()
-    asked = os.environ.pop(_GATE, None)
-    if asked:
-        _gate(asked)
+    marked = _restore_environment()
+    gate = os.environ.pop(_GATE, None)
+    if gate:
+        _enter_gate(gate)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     try:
         # the user's own, further down the path; not found is the usual case and goes on to site, which

@@ -1,4 +1,4 @@
-"""The watcher of checkpoints over real folders: told once, at once, and nothing that was there before."""
+"""The watcher of checkpoints over real folders: each is reported once, at once, and no old ones."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class DiskScene(Scene):
 
 
 class Watch:
-    """A watcher as an agent drives it, and what it has told."""
+    """A watcher as an agent drives it, and its facts."""
 
-    def __init__(self, *places: WatchedFolder, relist_s: float = 30.0) -> None:
+    def __init__(self, *folders: WatchedFolder, relist_s: float = 30.0) -> None:
         self._woken = threading.Condition()
-        self.watcher = CheckpointWatcher(self._wake, places, relist_s=relist_s)
+        self.watcher = CheckpointWatcher(self._wake, folders, relist_s=relist_s)
 
     def _wake(self) -> None:
         with self._woken:
@@ -82,15 +82,15 @@ class Watch:
     def wait_steps(self, *steps: int) -> None:
         with self._woken:
             held = self._woken.wait_for(lambda: self.steps == list(steps), PATIENCE_S)
-        assert held, f"told {self.steps}, not {steps}"
+        assert held, f"reported {self.steps}, not {steps}"
 
 
 @pytest.fixture
 def watch_of() -> Iterator[Any]:
     made: list[Watch] = []
 
-    def make(*places: WatchedFolder, **how: Any) -> Watch:
-        made.append(Watch(*places, **how))
+    def make(*folders: WatchedFolder, **how: Any) -> Watch:
+        made.append(Watch(*folders, **how))
         return made[-1]
 
     yield make
@@ -117,14 +117,14 @@ def save(made: Save, moment_s: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize(("kind", "make"), KINDS, ids=[kind for kind, _ in KINDS])
-def test_each_framework_is_found_by_its_files_and_told_once(
+def test_each_framework_is_found_by_its_files_and_reported_once(
     tmp_path: Path, watch_of: Any, kind: str, make: Any
 ) -> None:
     scene = DiskScene(tmp_path)
     save(make(scene, 10))
     watch = watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start()
-    # Slow enough for looks in between, whose answer must be "not yet".
+    # Slow enough for checks in between, which must find nothing yet.
     for step, before in ((20, ()), (30, (20,))):
         for _ in make(scene, step):
             time.sleep(0.01)
@@ -148,7 +148,7 @@ def test_torchs_own_checkpoint_saved_again_into_the_same_folder_is_new_each_time
         watch.wait_steps(*[-1] * count)
 
 
-def test_a_checkpoint_is_told_within_a_moment_of_its_marker(tmp_path: Path, watch_of: Any) -> None:
+def test_a_checkpoint_is_reported_within_a_moment_of_its_marker(tmp_path: Path, watch_of: Any) -> None:
     """At a step a second, it has to be known before the next one is far."""
     scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start()
@@ -170,7 +170,7 @@ def test_a_folder_may_come_later_than_the_watcher(tmp_path: Path, watch_of: Any)
     watch.wait_steps(5)
 
 
-def test_without_news_of_the_kernel_the_folder_is_listed_again(
+def test_without_events_of_the_kernel_the_folder_is_listed_again(
     tmp_path: Path, watch_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a network file system on which somebody else writes."""
@@ -185,13 +185,13 @@ def test_without_news_of_the_kernel_the_folder_is_listed_again(
     watch.wait_steps(5)
 
 
-def test_only_the_node_of_rank_0_looks(tmp_path: Path, watch_of: Any) -> None:
+def test_only_the_node_of_rank_0_watches(tmp_path: Path, watch_of: Any) -> None:
     watch = watch_of(WatchedFolder("auto", str(tmp_path)), relist_s=0.05)
     watch.start(group_rank=1)
     save(scenes.titan(DiskScene(tmp_path), 5))
     assert not [thread for thread in threading.enumerate() if thread.name == "aegis-boundary"]
     assert watch.watcher.facts() is None
-    # The node gets rank 0 at the next start: what others have saved before is no news of its own.
+    # The node gets rank 0 at the next start: what others have saved before is not reported.
     watch.start(2)
     save(scenes.titan(DiskScene(tmp_path), 6))
     watch.wait_steps(6)
@@ -213,7 +213,7 @@ def test_an_interrupted_save_does_not_complete_that_of_the_next_start(tmp_path: 
     watch.wait_steps(10, 20)
 
 
-def test_what_completes_as_the_ranks_end_is_still_told(tmp_path: Path, watch_of: Any) -> None:
+def test_what_completes_as_the_ranks_end_is_still_reported(tmp_path: Path, watch_of: Any) -> None:
     scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     watch.start(1)
     save(scenes.megatron(scene, 10))
@@ -222,7 +222,7 @@ def test_what_completes_as_the_ranks_end_is_still_told(tmp_path: Path, watch_of:
     watch.wait_steps(10)
 
 
-def test_a_tracker_that_is_empty_when_training_starts_is_told(tmp_path: Path, watch_of: Any) -> None:
+def test_a_tracker_that_is_empty_when_training_starts_is_reported(tmp_path: Path, watch_of: Any) -> None:
     scene, watch = DiskScene(tmp_path), watch_of(WatchedFolder("auto", str(tmp_path)))
     save(scenes.megatron(scene, 10))
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
@@ -239,8 +239,8 @@ def test_a_tracker_that_is_empty_when_training_starts_is_told(tmp_path: Path, wa
     assert watch.watcher.facts()["unread"] == ""
 
 
-def test_what_is_finished_costs_nothing_any_more(tmp_path: Path, watch_of: Any) -> None:
-    """Hundreds of old checkpoints: a look after a new one lists the new one and the top."""
+def test_finished_checkpoints_cost_nothing_any_more(tmp_path: Path, watch_of: Any) -> None:
+    """Hundreds of old checkpoints: after a new one only that and the top are listed."""
     scene = DiskScene(tmp_path)
     for step in range(10, 400, 10):
         save(scenes.megatron(scene, step))
@@ -249,10 +249,10 @@ def test_what_is_finished_costs_nothing_any_more(tmp_path: Path, watch_of: Any) 
     save(scenes.megatron(scene, 400))
     watch.wait_steps(400)
     lister = watch.watcher._folders[0].lister
-    assert len(lister.look().files) <= 6
+    assert len(lister.list_folder().files) <= 6
 
 
-def test_names_that_are_no_text_and_long_ones_are_told_all_the_same(tmp_path: Path, watch_of: Any) -> None:
+def test_names_that_are_no_text_and_long_ones_are_reported_too(tmp_path: Path, watch_of: Any) -> None:
     top = os.fsdecode(bytes(tmp_path) + b"/\xff\x01" + "\u00e9".encode() * 100)
     watch = watch_of(WatchedFolder("auto", top))
     watch.start()
@@ -264,15 +264,15 @@ def test_names_that_are_no_text_and_long_ones_are_told_all_the_same(tmp_path: Pa
     assert msgspec.json.decode(raw, type=BoundaryFacts)
 
 
-def test_a_folder_that_cannot_be_read_or_is_a_file_is_no_trouble(tmp_path: Path, watch_of: Any) -> None:
+def test_a_folder_that_cannot_be_read_or_is_a_file_is_skipped(tmp_path: Path, watch_of: Any) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     deep = tmp_path / "deep" / "/".join("d" * 20)
     deep.mkdir(parents=True)
-    places = [
+    folders = [
         WatchedFolder("auto", str(tmp_path / name)) for name in ("file", "loop", "deep", "missing/below")
     ]
-    watch = watch_of(*places, relist_s=0.05)
+    watch = watch_of(*folders, relist_s=0.05)
     watch.start()
     save(scenes.titan(DiskScene(tmp_path / "deep"), 5))
     watch.wait_steps(5)

@@ -1,4 +1,4 @@
-"""The saver guard: kept running, apart from the ranks, and never left behind."""
+"""The saver: kept running, apart from the ranks, and never left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.harness import wait_for
 RANKS = WatchedRanks(
     1, RankAssignment(worker="a", uid="u", group_rank=0, rank_offset=0, nproc=1), {0: os.getpid()}
 )
-# Says who it is; then does what the file says, or waits for its end.
+# Prints its run id; then ends when the file is there, or on SIGTERM.
 SAVER = """
 import os, signal, subprocess, sys, time
 folder = sys.argv[1]
@@ -73,23 +73,23 @@ def helpers(folder: Path) -> list[str]:
 
 def ids(folder: Path) -> list[tuple[str, int]]:
     log = folder / "saver.log"
-    words = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-    return [(word[1], int(word[2])) for word in words if word[0] == "id"]
+    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    return [(line[1], int(line[2])) for line in lines if line[0] == "id"]
 
 
 def test_it_is_started_again_and_its_log_goes_on(tmp_path: Path, saver_of: Callable[..., Saver]) -> None:
     saver = saver_of()
     wait_for((tmp_path / "up").exists, "a saver")
     (tmp_path / "die").touch()
-    wait_for(lambda: len(ids(tmp_path)) == 2, "its second life")
+    wait_for(lambda: len(ids(tmp_path)) == 2, "its second start")
     assert {run_id for run_id, _ in ids(tmp_path)} == {"fault-run7"}
-    news = saver.facts()
-    assert news is not None
-    assert (news["starts"], news["pid"]) == (2, ids(tmp_path)[1][1])
-    assert news["last_end"] == "exit code 7"
-    # Killed from outside, it comes back, too.
-    os.kill(news["pid"], signal.SIGKILL)
-    wait_for(lambda: len(ids(tmp_path)) == 3, "its third life")
+    facts = saver.facts()
+    assert facts is not None
+    assert (facts["starts"], facts["pid"]) == (2, ids(tmp_path)[1][1])
+    assert facts["last_end"] == "exit code 7"
+    # Killed from outside, it is started again, too.
+    os.kill(facts["pid"], signal.SIGKILL)
+    wait_for(lambda: len(ids(tmp_path)) == 3, "its third start")
 
 
 def test_it_outlives_the_ranks_and_may_flush_at_the_end(
@@ -104,7 +104,7 @@ def test_it_outlives_the_ranks_and_may_flush_at_the_end(
     assert (tmp_path / "saver.log").read_text().splitlines()[-1] == "flushed"
 
 
-def test_a_command_that_cannot_be_run_is_tried_again_and_said(
+def test_a_command_that_cannot_be_run_is_tried_again_and_reported(
     tmp_path: Path, saver_of: Callable[..., Saver]
 ) -> None:
     saver = saver_of("/nowhere/saver --fast", log="")

@@ -1,4 +1,4 @@
-"""A run of checks beside the agent's loop: results as they come, and made-up ones for those that are missing."""
+"""A run of checks beside the agent's loop: results as they come, and one for each check that gave none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing of a rank outlives what it belongs to, and what can't be killed wedges nothing."""
+"""Nothing of a rank outlives its guard or launcher, and what can't be killed blocks nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.agents.processes import (
 )
 
 
-def test_what_a_finished_rank_left_behind_lives_until_stop(guard: GuardClient, tmp_path: Path) -> None:
+def test_what_a_finished_rank_left_behind_lives_until_the_stop(guard: GuardClient, tmp_path: Path) -> None:
     left = tmp_path / "left"
     guard.spawn(0, [rank(0, "sh", "-c", f"setsid sh -c 'echo $$ > {left}; exec sleep 100' & sleep 0.2")])
     assert isinstance(next_event(guard), Exited)
@@ -39,7 +39,7 @@ def test_what_a_finished_rank_left_behind_lives_until_stop(guard: GuardClient, t
     assert wait_stopped(guard) == ([], Stopped(0, (pid,), ()))
 
 
-def test_a_process_that_survives_sigkill_is_reported_and_wedges_nothing(tmp_path: Path) -> None:
+def test_a_process_that_survives_sigkill_is_reported_and_blocks_nothing(tmp_path: Path) -> None:
     """In place of uninterruptible sleep: a corpse that a foreign tracer holds. SIGKILL does nothing to it."""
     tracer_code = (
         "import ctypes, os, sys, signal\n"
@@ -118,7 +118,7 @@ def test_nothing_outlives_a_launcher_however_it_dies(tmp_path: Path, signum: sig
         launcher.stdout.close()
 
 
-def test_when_the_guard_is_killed_the_ranks_die_and_the_launcher_hears_of_it(guard: GuardClient) -> None:
+def test_when_the_guard_is_killed_the_ranks_die_and_the_launcher_gets_an_event(guard: GuardClient) -> None:
     pids = guard.spawn(0, [rank(i, "sh", "-c", "trap '' TERM; while :; do sleep 1; done") for i in range(2)])
     os.kill(guard.pid, signal.SIGKILL)
     assert next_event(guard) == GuardDied(None, signal.SIGKILL)

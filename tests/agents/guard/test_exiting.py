@@ -1,4 +1,4 @@
-"""A rank that has failed is told of before its interpreter has come down, and only then."""
+"""A rank that has failed is reported before its interpreter has shut down; others are not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Hangs:
         libc.pthread_mutex_lock(mutex)
 sys.hangs = Hangs()
 left_open = open(sys.argv[1] + "/open.log", "w")
-left_open.write("the last words")
+left_open.write("unflushed text")
 class Cycle: pass
 cycle = Cycle()
 cycle.me, cycle.file = cycle, open(sys.argv[1] + "/cycle.log", "w")
@@ -42,25 +42,25 @@ def rank(folder: Path, code: str, *, local_rank: int = 0) -> RankSpec:
     return RankSpec(local_rank, argv, env, str(own / "out"), str(own / "err"))
 
 
-def test_an_interpreter_that_hangs_at_its_end_is_told_of_and_stopped_like_one_that_ended(
+def test_an_interpreter_that_hangs_at_its_end_is_reported_and_stopped_like_one_that_ended(
     guard: GuardClient, tmp_path: Path
 ) -> None:
     pids = guard.spawn(0, [rank(tmp_path, HANGS + 'raise ValueError("the fault")')])
     event = next_event(guard)
     assert isinstance(event, Exited)
     assert (event.exit_code, event.signal, event.first, event.pid) == (1, None, True, pids[0])
-    os.kill(pids[0], 0)  # it lives, and has done all that anybody waits for
+    os.kill(pids[0], 0)  # it lives, and has done all that the script does
     folder = tmp_path / "0"
     assert (folder / "atexit").read_text() == "ran"
-    assert (folder / "open.log").read_text() == "the last words"
+    assert (folder / "open.log").read_text() == "unflushed text"
     assert (folder / "cycle.log").read_text() == "in a cycle"
     assert (folder / "err").read_text().splitlines()[-1] == "ValueError: the fault"
     began_s = time.monotonic()
     guard.stop(20.0)
     exits, stopped = wait_stopped(guard)
-    assert exits == [], "its end is told once"
+    assert exits == [], "its exit is reported once"
     assert stopped.unkillable == ()
-    assert time.monotonic() - began_s < 10.0, "it obeys, whatever the grace"
+    assert time.monotonic() - began_s < 10.0, "it ends at SIGTERM, whatever the grace"
     assert ended(pids[0])
     guard.spawn(1, [rank(tmp_path, "import sys; sys.exit(3)")])
     last = next_event(guard)
@@ -77,12 +77,12 @@ def test_an_interpreter_that_hangs_at_its_end_is_told_of_and_stopped_like_one_th
         ("import sys\ntry:\n    1 / 0\nexcept ZeroDivisionError as e:\n    sys.last_value = e", 0),
         # a forked child's end is not the rank's
         ("import os\nif os.fork() == 0:\n    raise ValueError('in a child')\nos.wait()", 0),
-        # who leaves by a code of his own is told with that code
+        # an exit code of its own is reported
         ("import sys\nsys.exit(5)", 5),
         ("import atexit, os\natexit.register(lambda: os._exit(6))\nraise ValueError('x')", 6),
     ],
 )
-def test_nobody_is_told_of_who_has_not_failed_or_fails_in_a_way_of_its_own(
+def test_a_rank_that_has_not_failed_or_fails_in_another_way_is_not_reported_early(
     guard: GuardClient, tmp_path: Path, code: str, exit_code: int
 ) -> None:
     guard.spawn(0, [rank(tmp_path, code)])
@@ -106,7 +106,7 @@ def test_a_wrapper_that_tries_another_program_after_the_failed_one_has_not_faile
     assert event.exit_code == 0
 
 
-def test_touching_an_error_file_says_nothing(guard: GuardClient, tmp_path: Path) -> None:
+def test_touching_an_error_file_reports_nothing(guard: GuardClient, tmp_path: Path) -> None:
     guard.spawn(0, [rank(tmp_path, "import signal; signal.pause()")])
     error_file = tmp_path / "0" / "error.json"
     error_file.write_text("{}")

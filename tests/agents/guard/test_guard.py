@@ -1,4 +1,4 @@
-"""The guard with real processes: starting, stopping, signals, and every death told once."""
+"""The guard with real processes: starting, stopping, signals, and every death reported once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.agents.processes import (
 )
 
 
-def test_every_exit_is_told_with_its_code_or_signal_and_the_first_failure_is_marked(
+def test_every_exit_is_reported_with_its_code_or_signal_and_the_first_failure_is_marked(
     guard: GuardClient,
 ) -> None:
     before_s = time.monotonic()
@@ -62,7 +62,7 @@ def test_every_exit_is_told_with_its_code_or_signal_and_the_first_failure_is_mar
         assert abs(event.wall_s - time.time()) < PATIENCE_S
 
 
-def test_deaths_are_told_in_the_order_in_which_they_happened(guard: GuardClient) -> None:
+def test_deaths_are_reported_in_the_order_in_which_they_happened(guard: GuardClient) -> None:
     count = 6
     pids = guard.spawn(0, [rank(i, "sleep", "100") for i in range(count)])
     order = [4, 1, 5, 0, 3, 2]
@@ -76,7 +76,7 @@ def test_deaths_are_told_in_the_order_in_which_they_happened(guard: GuardClient)
     assert [e.first for e in exits if isinstance(e, Exited)] == [True] + [False] * (count - 1)
 
 
-def test_healthy_ranks_bring_no_event(guard: GuardClient) -> None:
+def test_healthy_ranks_make_no_event(guard: GuardClient) -> None:
     guard.spawn(0, [rank(0, "sleep", "100"), rank(1, "sh", "-c", "(sleep 0.05; exit 3) & true; sleep 100")])
     assert guard.wait_event(0.5) is None
     assert guard.events() == []
@@ -125,7 +125,7 @@ def test_the_launcher_can_signal_its_ranks(guard: GuardClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "stdout", "code", "words"),
+    ("program", "stdout", "code", "text"),
     [
         ("no-such-program", "", errno.ENOENT, "execute no-such-program: No such file"),
         ("/etc/passwd", "", errno.EACCES, "execute /etc/passwd: Permission denied"),
@@ -134,7 +134,7 @@ def test_the_launcher_can_signal_its_ranks(guard: GuardClient) -> None:
     ],
 )
 def test_a_rank_that_cannot_start_is_an_error_and_its_group_does_not_run(
-    guard: GuardClient, tmp_path: Path, program: str, stdout: str, code: int, words: str
+    guard: GuardClient, tmp_path: Path, program: str, stdout: str, code: int, text: str
 ) -> None:
     alive = tmp_path / "pid"
     script = f"echo $$ > {alive}; exec sleep 100"
@@ -142,9 +142,9 @@ def test_a_rank_that_cannot_start_is_an_error_and_its_group_does_not_run(
         guard.spawn(0, [rank(0, "sh", "-c", script), rank(1, program, "100", stdout=stdout)])
     assert raised.value.local_rank == 1
     assert raised.value.errno == code
-    assert words in str(raised.value)
-    if alive.exists() and (text := alive.read_text()):
-        assert ended(int(text))
+    assert text in str(raised.value)
+    if alive.exists() and (pid := alive.read_text()):
+        assert ended(int(pid))
     assert guard.events() == [], "ranks of a group that never ran have no exits"
     assert guard.spawn(0, [rank(0, "true")]), "the guard is ready for the next try"
 
@@ -174,7 +174,7 @@ def test_stop_ends_a_polite_family_well_before_the_grace(guard: GuardClient) -> 
     assert time.monotonic() - start_s < PATIENCE_S / 2
     assert stopped == Stopped(5, (), ())
     assert {e.signal for e in exits} == {signal.SIGTERM}
-    assert not any(e.first for e in exits), "what dies of a stop order is nobody's failure"
+    assert not any(e.first for e in exits), "an exit that a stop order caused is no failure"
 
 
 def test_stop_gives_the_grace_to_ranks_that_ignore_term_and_then_kills_the_whole_tree(
@@ -225,10 +225,8 @@ def test_the_join_secret_is_not_in_the_guards_environment(monkeypatch: pytest.Mo
         guard.close()
 
 
-def test_an_impatient_stop_waits_for_nobody_who_ignores_the_signal(
-    guard: GuardClient, tmp_path: Path
-) -> None:
-    """It can't know that its time runs. Whoever hears it has the grace, and with it everybody."""
+def test_a_stop_may_leave_out_ranks_that_ignore_the_signal(guard: GuardClient, tmp_path: Path) -> None:
+    """They can't know of the grace. A rank that handles the signal has it, and with it all others."""
     listening = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), open(sys.argv[2], 'w'), sys.exit(0)))\n"
@@ -238,12 +236,12 @@ def test_an_impatient_stop_waits_for_nobody_who_ignores_the_signal(
     ready, ended_well = tmp_path / "ready", tmp_path / "ended-well"
     guard.spawn(0, [stubborn(0, tmp_path / "family")])
     wait_family(tmp_path / "family")
-    guard.stop(grace_s=PATIENCE_S, patient=False)
+    guard.stop(grace_s=PATIENCE_S, wait_if_ignored=False)
     assert wait_stopped(guard)[1].generation == 0
     guard.spawn(1, [stubborn(0, tmp_path / "next"), rank(1, *python(listening, str(ready), str(ended_well)))])
     wait_family(tmp_path / "next")
     wait_files(ready)
-    guard.stop(grace_s=PATIENCE_S, patient=False)
+    guard.stop(grace_s=PATIENCE_S, wait_if_ignored=False)
     assert wait_stopped(guard)[1].generation == 1
     assert ended_well.exists()
 
@@ -261,7 +259,7 @@ def test_a_start_that_comes_too_late_is_not_taken_for_the_next_one(
     assert not (tmp_path / "late").exists()
 
 
-def test_nobody_is_given_up_who_was_never_killed() -> None:
+def test_a_process_that_was_never_killed_is_not_reported_as_unkillable() -> None:
     """The guard itself may have stood still since the order: a node that swaps, a stopped process."""
     guard = GuardClient.start("test-job", kill_wait_s=0.0)
     try:
@@ -276,7 +274,7 @@ def test_nobody_is_given_up_who_was_never_killed() -> None:
 def test_a_death_that_comes_together_with_an_answer_is_not_overlooked(
     guard: GuardClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that ends at once, and a launcher that is kept from reading: both words are there by then."""
+    """A rank that ends at once, and a launcher that reads late: both messages are there by then."""
     wait = guard._wait_readable
 
     def late(timeout_s: float) -> bool:
@@ -287,6 +285,6 @@ def test_a_death_that_comes_together_with_an_answer_is_not_overlooked(
     guard.spawn(0, [rank(0, "true")])
     poll = select.poll()
     poll.register(guard, select.POLLIN)
-    assert poll.poll(PATIENCE_S * 1000), "there is something to hear"
+    assert poll.poll(PATIENCE_S * 1000), "there are events to read"
     assert [type(event) for event in guard.events()] == [Exited]
     assert not poll.poll(0), "and only once"

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from tests.agents.processes import ended
 
-# A launcher with a child of our own and one that leaves behind a helper that is deaf to SIGTERM.
+# A launcher with a child of our own and one that leaves behind a helper that ignores SIGTERM.
 LAUNCHER = r"""
 import os, subprocess, sys
 from aegis_elastic.agents.checks import forked_process
 from aegis_elastic.agents.guard import orphans
 forked_checks = forked_process.fork_checks()
-DEAF = "import os, signal as s; s.signal(s.SIGTERM, s.SIG_IGN); print(os.getpid(), flush=True); s.pause()"
-LEAVER = (
+IGNORES = "import os, signal as s; s.signal(s.SIGTERM, s.SIG_IGN); print(os.getpid(), flush=True); s.pause()"
+PARENT = (
     "import subprocess, sys\n"
     "helper = [sys.executable, '-S', '-c', sys.argv[1]]\n"
     "started = subprocess.Popen(helper, start_new_session=True, stdout=subprocess.PIPE)\n"
@@ -23,12 +23,12 @@ LEAVER = (
 )
 orphans.adopt()
 ours = subprocess.Popen([sys.executable, "-m", "aegis_elastic.checks"], stdin=subprocess.PIPE)
-leaver = subprocess.run([sys.executable, "-S", "-c", LEAVER, DEAF], stdout=subprocess.PIPE, text=True)
-print(int(leaver.stdout), ours.pid, flush=True)
+parent = subprocess.run([sys.executable, "-S", "-c", PARENT, IGNORES], stdout=subprocess.PIPE, text=True)
+print(int(parent.stdout), ours.pid, flush=True)
 sys.stdin.readline()
 while b"-m aegis_elastic.checks" not in open(f"/proc/{forked_checks.pid}/cmdline", "rb").read():
     pass
-print(orphans.end(), ours.poll(), forked_checks.poll(), flush=True)
+print(orphans.kill(), ours.poll(), forked_checks.poll(), flush=True)
 sys.stdin.readline()
 forked_checks.discard()
 ours.kill()
@@ -42,11 +42,11 @@ def test_leftovers_end_and_our_own_programs_live(tmp_path: Path) -> None:
     )
     assert launcher.stdin is not None and launcher.stdout is not None
     with launcher.stdin, launcher.stdout:
-        stray, ours = (int(pid) for pid in launcher.stdout.readline().split())
-        assert Path(f"/proc/{stray}").exists()
+        orphan, ours = (int(pid) for pid in launcher.stdout.readline().split())
+        assert Path(f"/proc/{orphan}").exists()
         print(file=launcher.stdin, flush=True)
-        assert launcher.stdout.readline() == "[] None None\n", "all strays have ended, ours live"
-        assert ended(stray)
+        assert launcher.stdout.readline() == "[] None None\n", "all orphans have ended, ours live"
+        assert ended(orphan)
         assert Path(f"/proc/{ours}").exists()
         print(file=launcher.stdin, flush=True)
         assert launcher.wait(30) == 0

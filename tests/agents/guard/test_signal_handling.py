@@ -1,4 +1,4 @@
-"""After a fault nobody is waited for who can't hear that he is to stop; who does something about it is."""
+"""After a fault a rank that can't handle the stop signal is not waited for; one that handles it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import signal, sys, threading, time
 folder = sys.argv[1]
 def handler(*_):
     {handler}
-    open(folder + "/heard", "w").write("yes")
+    open(folder + "/handled", "w").write("yes")
     sys.exit(0)
 signal.signal(signal.SIGTERM, handler)
 open(folder + "/up", "w").close()
@@ -36,12 +36,12 @@ def start(guard: GuardClient, folder: Path, main: str, handler: str = "pass") ->
     code = HANDLER.format(handler=handler, main=main)
     guard.spawn(0, [rank(0, *python(code, str(folder)))])
     wait_files(folder / "up")
-    time.sleep(0.3)  # into the call that it waits in
+    time.sleep(0.3)  # into the call in which it waits
 
 
-def stop(guard: GuardClient, *, patient: bool = False) -> tuple[float, int | None]:
+def stop(guard: GuardClient, *, wait: bool = False) -> tuple[float, int | None]:
     began_s = time.monotonic()
-    guard.stop(GRACE_S, patient=patient, heed=not patient)
+    guard.stop(GRACE_S, wait_if_ignored=wait, wait_if_blocked=wait)
     exits, _ = wait_stopped(guard)
     return time.monotonic() - began_s, exits[0].signal
 
@@ -52,14 +52,14 @@ def test_a_rank_that_hangs_in_a_call_as_nccl_does_is_not_waited_for(
     start(guard, tmp_path, STUCK)
     took_s, signum = stop(guard)
     assert signum == signal.SIGKILL
-    assert not (tmp_path / "heard").exists()
+    assert not (tmp_path / "handled").exists()
     assert took_s < GRACE_S / 2
 
 
 @pytest.mark.parametrize(
     ("main", "handler"),
     [
-        # at work about it, in one way or another, for much longer than the guard looks on
+        # handling it, in one way or another, for much longer than the guard watches
         ("signal.pause()", "time.sleep(0.7)"),
         ("time.sleep(100)", "end = time.monotonic() + 0.7\n    while time.monotonic() < end: pass"),
         ("threading.Event().wait()", "threading.Event().wait(0.7)"),
@@ -67,13 +67,13 @@ def test_a_rank_that_hangs_in_a_call_as_nccl_does_is_not_waited_for(
         ("end = time.monotonic() + 2\nwhile time.monotonic() < end: sum(range(10**5))", "pass"),
     ],
 )
-def test_whoever_does_something_about_it_has_the_whole_grace(
+def test_a_rank_that_handles_the_signal_has_the_whole_grace(
     guard: GuardClient, tmp_path: Path, main: str, handler: str
 ) -> None:
     start(guard, tmp_path, main, handler)
     _, signum = stop(guard)
     assert signum is None
-    assert (tmp_path / "heard").read_text() == "yes"
+    assert (tmp_path / "handled").read_text() == "yes"
 
 
 def test_another_thread_that_acts_for_the_main_one_is_waited_for(guard: GuardClient, tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_another_thread_that_acts_for_the_main_one_is_waited_for(guard: GuardCli
     )
     start(guard, tmp_path, acts)
     stop(guard)
-    assert (tmp_path / "heard").exists()
+    assert (tmp_path / "handled").exists()
 
 
-def test_a_grace_that_somebody_asked_for_is_given_to_all(guard: GuardClient, tmp_path: Path) -> None:
+def test_a_grace_that_the_user_asked_for_is_given_to_all(guard: GuardClient, tmp_path: Path) -> None:
     start(guard, tmp_path, STUCK)
     began_s = time.monotonic()
-    guard.stop(1.0, patient=False)
+    guard.stop(1.0, wait_if_ignored=False)
     wait_stopped(guard)
     assert 1.0 <= time.monotonic() - began_s < PATIENCE_S

@@ -1,4 +1,4 @@
-"""Whom a signal for a rank reaches: the rank and the programs that it runs, not its helper processes."""
+"""A signal for a rank reaches the rank and the programs that it runs, not its helper processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from aegis_elastic.agents.guard.client import GuardClient
 from tests.agents.processes import python, rank, wait_files, wait_stopped
 
-# says that it is up; on SIGTERM it takes a moment, says so, and ends
+# marks that it is up; on SIGTERM it takes a moment, marks that, and ends
 SAVER = r"""
 import os, signal, sys, time
 folder, name = sys.argv[1:3]
-def tell(what):
+def mark(what):
     open(f"{folder}/{what}.tmp", "w").close()
     os.rename(f"{folder}/{what}.tmp", f"{folder}/{what}")
 def save(signum, frame):
     time.sleep(0.2)
-    tell(name + "-saved")
+    mark(name + "-saved")
     os._exit(0)
 signal.signal(signal.SIGTERM, save)
-tell(name + "-up")
+mark(name + "-up")
 while True:
     signal.pause()
 """

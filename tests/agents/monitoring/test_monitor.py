@@ -1,4 +1,4 @@
-"""What monitoring reads: processes and their children, connections, GPUs, logs; and what looking costs."""
+"""What monitoring reads: processes and their children, connections, GPUs, logs; and what sampling costs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 from aegis_elastic.agents.monitoring import gpus, procfs
 from aegis_elastic.agents.monitoring.gpus import Gpu
 from aegis_elastic.agents.monitoring.log_reader import LINES_MAX, READ_BYTES_MAX, LogReader
-from aegis_elastic.agents.monitoring.monitor import TOLD_MAX, Monitor
-from aegis_elastic.agents.watch.contract import Watched
+from aegis_elastic.agents.monitoring.monitor import REPORTED_MAX, Monitor
+from aegis_elastic.agents.watch.contract import WatchedRanks
 from aegis_elastic.core.detection.anomalies import Anomaly
 from aegis_elastic.core.rank_assignment import RankAssignment
 from aegis_elastic.testing.netns import Net, NetnsUnavailable
@@ -41,7 +41,7 @@ def wait_for(holds: Callable[[], object], what: str, timeout_s: float = 20.0) ->
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """`start(code)`: the pid of a Python that runs it, when it has said something."""
+    """`start(code)`: the pid of a Python that runs it, once it has printed a line."""
     started: list[subprocess.Popen[str]] = []
 
     def run(code: str) -> int:
@@ -70,7 +70,7 @@ def test_a_rank_s_time_and_memory_are_those_of_its_whole_tree(start: Start) -> N
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {worker!r}])\nprint(); time.sleep(60)"
     )
-    trees = procfs.Trees({3: pid})
+    trees = procfs.ProcessTrees({3: pid})
     trees.rescan()
     wait_for(lambda: (usage := trees.usage(3)) and usage.memory_bytes > 90 * MIB, "the child's memory")
     trees.usage(3)
@@ -91,25 +91,25 @@ def test_what_a_child_did_before_it_was_seen_is_not_counted_at_once(start: Start
         "    print(flush=True); time.sleep(60)\n"
         "time.sleep(60)"
     )
-    trees = procfs.Trees({0: pid})
+    trees = procfs.ProcessTrees({0: pid})
     trees.usage(0)
     trees.rescan()
     usage = trees.usage(0)
     assert usage is not None and usage.cpu_s < 0.2
 
 
-def test_a_rank_that_has_ended_or_whose_number_is_another_s_is_gone(start: Start) -> None:
+def test_a_rank_that_has_ended_or_whose_pid_was_reused_has_no_usage(start: Start) -> None:
     pid = start("import time; print(flush=True); time.sleep(60)")
-    trees = procfs.Trees({0: pid, 1: 2**22 + 1})
+    trees = procfs.ProcessTrees({0: pid, 1: 2**22 + 1})
     assert trees.usage(0) is not None
     assert trees.usage(1) is None
-    trees._born[pid] = "1"
+    trees._start_times[pid] = "1"
     assert trees.usage(0) is None
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: procfs.Trees({0: pid}).usage(0) is None, "its end")
+    wait_for(lambda: procfs.ProcessTrees({0: pid}).usage(0) is None, "its end")
 
 
-def test_the_node_s_memory_is_no_more_than_our_cgroup_gives() -> None:
+def test_the_memory_of_the_node_is_no_more_than_the_cgroup_allows() -> None:
     node = procfs.NodeReader().read()
     assert 0 < node.available_bytes <= node.total_bytes
     assert node.cpu_s > 0
@@ -146,7 +146,7 @@ __import__("os").fstat(client.fileno()).st_ino)
 
 
 @pytest.mark.netns
-def test_the_kernel_tells_what_a_connection_delivered_and_how_long_it_took(
+def test_the_kernel_counts_what_a_connection_delivered_and_how_long_it_took(
     tmp_path: Path, unmet: Callable[[str], None]
 ) -> None:
     with ExitStack() as stack:
@@ -174,17 +174,17 @@ def test_the_kernel_tells_what_a_connection_delivered_and_how_long_it_took(
 # ------------------------------------------------------------ GPUs
 
 
-def test_cards_belong_to_the_ranks_that_compute_on_them() -> None:
-    cards = [Gpu(0.9, 1, 2, (11,)), Gpu(0.5, 1, 2, (12, 99)), Gpu(0.1, 1, 2, ())]
+def test_gpus_belong_to_the_ranks_that_compute_on_them() -> None:
+    node_gpus = [Gpu(0.9, 1, 2, (11,)), Gpu(0.5, 1, 2, (12, 99)), Gpu(0.1, 1, 2, ())]
     members = {4: (10, 11), 5: (12,)}
-    assert gpus.owned(cards, members, {4: 0, 5: 1}) == {4: [cards[0]], 5: [cards[1]]}
-    strangers = [card._replace(pids=(7000,)) for card in cards]
+    assert gpus.owned(node_gpus, members, {4: 0, 5: 1}) == {4: [node_gpus[0]], 5: [node_gpus[1]]}
+    strangers = [gpu._replace(pids=(7000,)) for gpu in node_gpus]
     assert gpus.owned(strangers, members, {4: 0, 5: 1}) == {4: [strangers[0]], 5: [strangers[1]]}
-    assert gpus.owned(cards[:1], {}, {4: 0, 5: 1}) == {}
+    assert gpus.owned(node_gpus[:1], {}, {4: 0, 5: 1}) == {}
     assert gpus.owned([], members, {4: 0, 5: 1}) == {}
 
 
-def test_the_sampler_tells_every_card_and_ends_with_its_reader(
+def test_the_sampler_prints_every_gpu_and_ends_with_its_reader(
     tmp_path: Path, unmet: Callable[[str], None]
 ) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -205,19 +205,19 @@ def test_the_sampler_tells_every_card_and_ends_with_its_reader(
     assert sampler.stdin is not None and sampler.stdout is not None
     first, second = (gpus._decoder.decode(sampler.stdout.readline()) for _ in range(2))
     assert first == second
-    assert [card.utilisation for card in first] == [0.7, 0.0]
+    assert [gpu.utilisation for gpu in first] == [0.7, 0.0]
     assert first[0].total_bytes is not None and first[0].used_bytes is not None
-    assert first[1] == Gpu(0.0, None, None, (4242,)), "what a card doesn't know is left out"
+    assert first[1] == Gpu(0.0, None, None, (4242,)), "what a GPU doesn't report is left out"
     sampler.stdin.close()
     assert sampler.wait(10) == 0
     sampler.stdout.close()
 
 
-def test_a_node_without_cards_has_no_sampler() -> None:
-    cards = gpus.Gpus(1.0)
-    if cards._process is None:
-        assert cards.read() == []
-    cards.close()
+def test_a_node_without_gpus_has_no_sampler() -> None:
+    node_gpus = gpus.GpuReader(1.0)
+    if node_gpus._process is None:
+        assert node_gpus.read() == []
+    node_gpus.close()
 
 
 # ------------------------------------------------------------ logs
@@ -236,11 +236,11 @@ def test_lines_are_classified_as_they_are_written_and_only_once(tmp_path: Path) 
     assert [(hit.rank, hit.signature.fault_class) for hit in found] == [(5, "cuda_oom"), (5, "gpu_lost")]
     assert found[0].line == OOM
     assert logs.read() == []
-    assert logs.words(5)[-1] == XID
-    assert logs.words(6) == ()
+    assert logs.log_lines(5)[-1] == XID
+    assert logs.log_lines(6) == ()
 
 
-def test_whoever_floods_its_log_has_the_newest_of_it_read(tmp_path: Path) -> None:
+def test_of_a_log_that_grows_too_fast_the_newest_part_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     logs = LogReader({0: (str(log),)})
     log.write_bytes(b"step and nothing more\n" * 400_000 + XID.encode() + b"\n")
@@ -255,7 +255,7 @@ def test_whoever_floods_its_log_has_the_newest_of_it_read(tmp_path: Path) -> Non
     assert logs.read() == [], "more lines than it takes at once"
 
 
-def test_odd_logs_harm_nobody(tmp_path: Path) -> None:
+def test_odd_logs_do_no_harm(tmp_path: Path) -> None:
     fifo, binary, emptied = tmp_path / "fifo", tmp_path / "binary", tmp_path / "emptied"
     os.mkfifo(fifo)
     binary.write_bytes(os.urandom(50_000) + b"\n" + XID.encode() + b"\r\n")
@@ -267,28 +267,28 @@ def test_odd_logs_harm_nobody(tmp_path: Path) -> None:
     assert [hit.line for hit in logs.read()] == [OOM]
 
 
-def test_only_root_causes_of_late_are_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_lines_of_recent_root_causes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     log.write_text(f"{XID}\nRuntimeError: [gloo] Connection closed by peer [10.0.0.1]:1234\n")
     logs = LogReader({0: (str(log),)})
     assert len(logs.read()) == 2
-    assert logs.words(0) == (XID,)
+    assert logs.log_lines(0) == (XID,)
     later_s = time.monotonic() + 3600
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
-    assert logs.words(0) == ()
+    assert logs.log_lines(0) == ()
 
 
 # ------------------------------------------------------------ the whole
 
 
-class Told:
-    """What a monitor told, and how often it wanted to be heard."""
+class Reports:
+    """The anomalies and wakes of a monitor."""
 
     def __init__(self) -> None:
         self.anomalies: list[Anomaly] = []
         self.wakes = 0
 
-    def tell(self, anomalies: Sequence[Anomaly]) -> None:
+    def on_anomalies(self, anomalies: Sequence[Anomaly]) -> None:
         self.anomalies += anomalies
 
     def wake(self) -> None:
@@ -298,70 +298,70 @@ class Told:
         return [each.code for each in self.anomalies]
 
 
-def watched(pids: dict[int, int], logs: dict[int, tuple[str, ...]] | None = None) -> Watched:
-    return Watched(1, RankAssignment("w", "u", 0, min(pids), len(pids)), pids, logs or {})
+def watched_ranks(pids: dict[int, int], logs: dict[int, tuple[str, ...]] | None = None) -> WatchedRanks:
+    return WatchedRanks(1, RankAssignment("w", "u", 0, min(pids), len(pids)), pids, logs or {})
 
 
-def test_what_it_sees_is_told_reported_and_remembered_and_its_thread_ends(
+def test_anomalies_are_reported_facts_are_given_lines_are_kept_and_its_thread_ends(
     tmp_path: Path, start: Start
 ) -> None:
-    told, log = Told(), tmp_path / "log"
-    monitor = Monitor(told.wake, told.tell, 0.02)
+    reports, log = Reports(), tmp_path / "log"
+    monitor = Monitor(reports.wake, reports.on_anomalies, 0.02)
     pid = start("import time; print(flush=True); time.sleep(60)")
-    assert monitor.news() is None
-    monitor.started(watched({7: pid}, {7: (str(log),)}))
+    assert monitor.facts() is None
+    monitor.on_started(watched_ranks({7: pid}, {7: (str(log),)}))
     log.write_text(f"{XID}\n" * 50)
-    wait_for(lambda: told.codes() and monitor.news(), "news")
-    assert told.codes() == ["signature.gpu_lost"]
-    assert told.anomalies[0].detail == f"rank 7: {XID}"
-    assert told.anomalies[0].numbers["lines"] >= 1
-    news = monitor.news()
-    assert news is not None and [rank[0] for rank in news["ranks"]] == [7]
-    assert told.wakes >= 1
+    wait_for(lambda: reports.codes() and monitor.facts(), "facts")
+    assert reports.codes() == ["signature.gpu_lost"]
+    assert reports.anomalies[0].detail == f"rank 7: {XID}"
+    assert reports.anomalies[0].numbers["lines"] >= 1
+    facts = monitor.facts()
+    assert facts is not None and [rank[0] for rank in facts["ranks"]] == [7]
+    assert reports.wakes >= 1
     with log.open("a") as file:
         file.write(f"{OOM}\n")
-    monitor.ended()
-    wait_for(lambda: "signature.cuda_oom" in told.codes(), "its last words")
-    assert list(monitor.words(7))[-1] == OOM
+    monitor.on_ended()
+    wait_for(lambda: "signature.cuda_oom" in reports.codes(), "the end of its log")
+    assert list(monitor.log_lines(7))[-1] == OOM
     monitor.close()
     assert "aegis-monitor" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_words_of_an_incarnation_are_not_those_of_the_one_before(tmp_path: Path, start: Start) -> None:
-    told, log = Told(), tmp_path / "log"
-    monitor = Monitor(told.wake, told.tell, 0.02)
+def test_log_lines_of_an_incarnation_are_not_those_of_the_one_before(tmp_path: Path, start: Start) -> None:
+    reports, log = Reports(), tmp_path / "log"
+    monitor = Monitor(reports.wake, reports.on_anomalies, 0.02)
     pid = start("import time; print(flush=True); time.sleep(60)")
     log.write_text(f"{XID}\n")
-    monitor.started(watched({7: pid}, {7: (str(log),)}))
-    wait_for(lambda: monitor.words(7), "words")
-    monitor.ended()
+    monitor.on_started(watched_ranks({7: pid}, {7: (str(log),)}))
+    wait_for(lambda: monitor.log_lines(7), "lines")
+    monitor.on_ended()
     wait_for(lambda: monitor._sampler is None, "its end")
-    assert list(monitor.words(7)) == [XID]
-    monitor.started(watched({7: pid}, {7: (str(tmp_path / "next"),)}))
-    assert list(monitor.words(7)) == []
+    assert list(monitor.log_lines(7)) == [XID]
+    monitor.on_started(watched_ranks({7: pid}, {7: (str(tmp_path / "next"),)}))
+    assert list(monitor.log_lines(7)) == []
     with log.open("a") as file:
         file.write(f"{OOM}\n")
     (tmp_path / "next").write_text("NVRM: Xid (PCI:0000:3b:00): 48, pid=1, double bit ecc error\n")
-    wait_for(lambda: monitor.words(7), "the next words")
-    assert "signature.cuda_oom" not in told.codes(), "what was written after its end"
+    wait_for(lambda: monitor.log_lines(7), "the next lines")
+    assert "signature.cuda_oom" not in reports.codes(), "what was written after its end"
     monitor.close()
 
 
-def test_thousands_of_kinds_of_trouble_are_told_in_bounds(tmp_path: Path, start: Start) -> None:
-    told, log = Told(), tmp_path / "log"
+def test_reports_of_thousands_of_anomalies_are_limited(tmp_path: Path, start: Start) -> None:
+    reports, log = Reports(), tmp_path / "log"
     pids = {rank: start("import time; print(flush=True); time.sleep(60)") for rank in range(2)}
     many: dict[int, tuple[str, ...]] = {rank: (str(log),) for rank in range(60)}
-    monitor = Monitor(told.wake, told.tell, 0.02)
-    monitor.started(watched(pids, many))
+    monitor = Monitor(reports.wake, reports.on_anomalies, 0.02)
+    monitor.on_started(watched_ranks(pids, many))
     for _ in range(3):
         with log.open("a") as file:
             file.write(f"{XID}\n{OOM}\n")
         time.sleep(0.2)
     monitor.close()
-    assert 0 < len(told.anomalies) <= TOLD_MAX
+    assert 0 < len(reports.anomalies) <= REPORTED_MAX
 
 
-def test_looking_at_eight_ranks_with_four_helpers_each_costs_less_than_a_two_hundredth_of_a_core(
+def test_sampling_eight_ranks_with_four_helpers_each_costs_less_than_a_two_hundredth_of_a_core(
     start: Start,
 ) -> None:
     code = (
@@ -369,12 +369,12 @@ def test_looking_at_eight_ranks_with_four_helpers_each_costs_less_than_a_two_hun
         "print(flush=True); time.sleep(60)"
     )
     pids = {rank: start(code) for rank in range(8)}
-    told = Told()
-    monitor = Monitor(told.wake, told.tell, 0.05)
-    monitor.started(watched(pids))
+    reports = Reports()
+    monitor = Monitor(reports.wake, reports.on_anomalies, 0.05)
+    monitor.on_started(watched_ranks(pids))
     wait_for(lambda: monitor._sampler is not None and monitor._sampler.number >= 25, "samples", 30)
     cost_s = monitor._cost_s
     monitor.close()
-    print(f"one sample of 8 ranks, 40 processes: {1e3 * cost_s:.2f} ms of processor time")
+    print(f"one sample of 8 ranks, 40 processes: {1e3 * cost_s:.2f} ms of CPU time")
     assert cost_s < 0.005, "at one sample a second"
-    assert told.anomalies == []
+    assert reports.anomalies == []

@@ -34,7 +34,7 @@ from aegis_elastic.agents.ranks.torch_seam import (
     failure_of,
     run_log_dir,
 )
-from aegis_elastic.agents.ranks.warm_spares import early
+from aegis_elastic.agents.ranks.warm_spares import early_env
 from aegis_elastic.worker.environment import MARKER
 from tests.agents.processes import next_event, wait_stopped
 
@@ -76,7 +76,7 @@ def guard() -> Iterator[GuardClient]:
 
 def agent_for(
     tmp_path: Path,
-    *words: str,
+    *arguments: str,
     entrypoint: str = sys.executable,
     logs: dict[str, Any] | None = None,
     **fields: Any,
@@ -86,7 +86,7 @@ def agent_for(
         local_world_size=fields.pop("local_world_size", 2),
         rdzv_handler=cast(Any, JobIdentity("job-7")),
         entrypoint=entrypoint,
-        args=words,
+        args=arguments,
         max_restarts=3,
         **fields,
     )
@@ -123,7 +123,7 @@ def resolve(path: str) -> Any:
 
 
 @pytest.mark.parametrize("path", PRIVATE_CALLABLES)
-def test_contract_torch_still_has_the_callables_that_the_seam_leans_on(path: str) -> None:
+def test_contract_torch_still_has_the_callables_that_the_seam_needs(path: str) -> None:
     parameters = inspect.signature(resolve(path)).parameters
     missing = [name for name in PRIVATE_CALLABLES[path] if name not in parameters]
     assert not missing, f"{path}{tuple(parameters)} no longer takes {missing}"
@@ -211,16 +211,14 @@ def test_tee_prints_every_line_with_its_prefix_and_finish_leaves_none_behind(
     guard: GuardClient, tmp_path: Path
 ) -> None:
     out, err = io.StringIO(), io.StringIO()
-    code = "import os, sys; print('out', os.environ['RANK']); sys.stderr.write('last words without newline')"
+    code = "import os, sys; print('out', os.environ['RANK']); sys.stderr.write('end without newline')"
     with redirect_stdout(out), redirect_stderr(err):
         agent = agent_for(tmp_path, "-c", code, logs={"tee": Std.ALL}, duplicate_stdout_filters=["out 5"])
         context = start(agent, guard)
         wait_exits(guard, 2)
         agent.finish_ranks()
     assert sorted(out.getvalue().splitlines()) == ["[trainer 0]:out 4", "[trainer 1]:out 5"]
-    assert sorted(err.getvalue().split("[")[1:]) == [
-        f"trainer {i}]:last words without newline" for i in (0, 1)
-    ]
+    assert sorted(err.getvalue().split("[")[1:]) == [f"trainer {i}]:end without newline" for i in (0, 1)]
     filtered = Path(context.stdouts[0]).parents[1] / "filtered_stdout.log"
     assert filtered.read_text() == "[trainer 1]:out 5\n"
     context.stop_tails()
@@ -258,22 +256,22 @@ def test_incarnations_follow_each_other_on_one_agent(guard: GuardClient, tmp_pat
         assert Path(context.stdouts[0]).read_text() == f"{generation}\n"
 
 
-def test_a_rehearsal_tells_all_of_a_start_but_what_only_a_seat_brings(
+def test_a_dry_run_gives_all_of_a_start_but_what_only_a_rank_assignment_brings(
     guard: GuardClient, tmp_path: Path
 ) -> None:
     agent = agent_for(tmp_path, "-c", SHOW, logs={"redirects": Std.ALL, "tee": Std.ALL})
-    rehearsed = agent.rehearse()
+    specs = agent.dry_run()
     before = set(threading.enumerate())
-    again = agent.rehearse()
-    assert again == rehearsed
+    again = agent.dry_run()
+    assert again == specs
     assert set(threading.enumerate()) == before, "no tail of a log that nobody writes"
     context = start(agent, guard, 1)
     wait_exits(guard, 2)
     agent.finish_ranks()
-    for spec in rehearsed:
+    for spec in specs:
         environ, argv = json.loads(Path(context.stdouts[spec.local_rank]).read_text())
-        held = early({**environ, "TORCHELASTIC_ERROR_FILE": ""})
-        expected = early(spec.env)
+        held = early_env({**environ, "TORCHELASTIC_ERROR_FILE": ""})
+        expected = early_env(spec.env)
         for names in (held, expected):
             for name in ("PYTHONPATH", MARKER):  # the site folder takes itself out of them
                 names.pop(name, None)
@@ -285,8 +283,8 @@ def test_run_path_becomes_a_command_that_runs_the_script_as_torch_does(tmp_path:
     script = tmp_path / "train.py"
     script.write_text("import sys; print(__name__, __file__, sys.argv, sys.path[0])")
     args = parse_args(["--run-path", str(script), "--lr", "0.1"])
-    _, entrypoint, words = config_from_args(args)
-    program, arguments = command_of(entrypoint, words)
+    _, entrypoint, given = config_from_args(args)
+    program, arguments = command_of(entrypoint, given)
     out = subprocess.run(
         [program, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
@@ -331,11 +329,11 @@ def test_a_broken_error_file_is_no_error(tmp_path: Path, content: str | None) ->
     assert failure.time == "2023-11-14T22:13:20+00:00"
 
 
-def test_what_an_exception_prints_is_bounded_and_can_be_sent(tmp_path: Path) -> None:
+def test_the_text_of_an_exception_is_limited_and_can_be_sent(tmp_path: Path) -> None:
     path, name = tmp_path / "error.json", os.fsdecode(b"caf\xe9")
-    said = f"FileNotFoundError: {name} of {[*range(50_000)]}"
-    stack = f'  File "train.py", line 7, in load\n    open(name)\n{said}\n'
-    path.write_text(json.dumps({"message": {"message": said, "extraInfo": {"py_callstack": stack}}}))
+    exception = f"FileNotFoundError: {name} of {[*range(50_000)]}"
+    stack = f'  File "train.py", line 7, in load\n    open(name)\n{exception}\n'
+    path.write_text(json.dumps({"message": {"message": exception, "extraInfo": {"py_callstack": stack}}}))
     failure = failure_of(EXIT, str(path))
     assert failure.exception.startswith("FileNotFoundError: caf? of [0, 1") and len(failure.exception) == 4000
     assert raised_at(failure.traceback) == "train.py:7 load"

@@ -1,4 +1,4 @@
-"""The keeper of warm spares on a real guard: when there are some, what they become, when there are none."""
+"""Warm spares on a real guard: when there are some, what they become, when there are none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aegis_elastic.agents.guard.client import (
     Stopped,
 )
 from aegis_elastic.agents.ranks import warm_spares as module
-from aegis_elastic.agents.ranks.warm_spares import Spares, early, memory_free, memory_wanted, why_not
+from aegis_elastic.agents.ranks.warm_spares import Spares, early_env, memory_free, memory_needed, unfit_reason
 from aegis_elastic.worker.environment import prepare_env
 from tests.agents.processes import ended, next_event, parent_of
 
@@ -30,7 +30,7 @@ SLEEP = "import signal; signal.pause()"
 
 
 class Node:
-    """A guard, its keeper, and one script that is the command of every rank."""
+    """A guard, its spares, and one script that is the command of every rank."""
 
     def __init__(self, folder: Path, mode: str = "on", free: int = PLENTY, script: str = SLEEP) -> None:
         self.folder = folder
@@ -55,11 +55,11 @@ class Node:
         self.generation += 1
         claimed = self.spares.claim(specs or [self.spec()])
         self.pids = self.guard.spawn(self.generation, claimed)
-        self.spares.started(self.generation, claimed, self.pids)
+        self.spares.on_ranks_started(self.generation, claimed, self.pids)
         return self.guard.warm
 
     def until(self, kind: type) -> object:
-        """Events up to one of that kind go to the keeper, which acts as soon as it wants to."""
+        """Pass events to the spares, up to and including one of that kind."""
         while True:
             event = next_event(self.guard)
             if isinstance(event, (GatePassed, SpareReady, SpareGone)):
@@ -77,7 +77,7 @@ class Node:
             self.spares.on_event(event)
 
     def stop(self) -> Stopped:
-        self.spares.ended()
+        self.spares.on_ranks_ended()
         self.guard.stop(0.0)
         event = self.until(Stopped)
         assert isinstance(event, Stopped)
@@ -143,7 +143,7 @@ def test_a_spare_goes_when_an_early_variable_differs(node: Node, changed: dict[s
     assert ended(spare)
     node.fill()
     node.stop()
-    assert node.start(node.spec(env=changed)) == {0}, "and one of the new kind takes its place"
+    assert node.start(node.spec(env=changed)) == {0}, "and one of the new kind is made"
 
 
 def test_a_spare_goes_when_the_command_line_differs(node: Node) -> None:
@@ -188,7 +188,7 @@ def test_a_spare_that_does_not_answer_costs_a_moment_and_the_rank_starts_cold(no
     assert node.pids[0] != spare
 
 
-def test_after_a_few_failures_no_more_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_few_failures_no_spare_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FAILURES_MAX", 2)
     node = Node(tmp_path, script=SLEEP)
     node.script.write_text("import helper\n" + SLEEP)
@@ -209,8 +209,8 @@ def test_after_a_few_failures_no_more_is_tried(tmp_path: Path, monkeypatch: pyte
         node.stop()
         node.start(node.spec(env={"PYTHONPATH": str(site)}))
         node.spares.act()
-        assert node.spares.held == 0, "a restart alone forgives nothing"
-        monkeypatch.setattr(module, "FORGIVEN_S", 0.0)  # an hour later
+        assert node.spares.held == 0, "a restart alone forgets no failure"
+        monkeypatch.setattr(module, "FAILURES_FORGOTTEN_S", 0.0)  # an hour later
         node.stop()
         node.start(node.spec(env={"PYTHONPATH": str(site)}))
         node.fill()
@@ -219,7 +219,7 @@ def test_after_a_few_failures_no_more_is_tried(tmp_path: Path, monkeypatch: pyte
 
 
 def test_with_little_memory_auto_makes_none(tmp_path: Path) -> None:
-    node = Node(tmp_path, mode="auto", free=memory_wanted(1) - 1)
+    node = Node(tmp_path, mode="auto", free=memory_needed(1) - 1)
     try:
         node.start()
         node.until(GatePassed)
@@ -234,14 +234,14 @@ def test_off_is_off(tmp_path: Path) -> None:
     node = Node(tmp_path, mode="off")
     try:
         node.start()
-        assert node.guard.wait_event(0.3) is None, "the ranks aren't even asked"
+        assert node.guard.wait_event(0.3) is None, "the ranks don't report the gate"
         assert node.spares.due_s is None
     finally:
         node.guard.close()
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
-def test_a_python_that_passes_our_gate_by_has_no_spare(node: Node, flag: str) -> None:
+def test_a_python_that_does_not_pass_the_gate_has_no_spare(node: Node, flag: str) -> None:
     node.script.write_text("print('ran', flush=True)\n" + SLEEP)
     node.start(node.spec(argv=(sys.executable, flag, str(node.script))))
     assert node.guard.wait_event(0.5) is None
@@ -250,7 +250,7 @@ def test_a_python_that_passes_our_gate_by_has_no_spare(node: Node, flag: str) ->
 
 
 def test_a_program_that_starts_a_python_has_no_spare(node: Node) -> None:
-    """It would do what it does before the gate a second time, without a rank."""
+    """It would run what comes before the gate a second time, without a rank."""
     count = node.folder / "count"
     wrapper = node.folder / "python3"
     wrapper.write_text(f'#!/bin/sh\necho x >> {count}\nexec {sys.executable} "$@"\n')
@@ -293,7 +293,7 @@ def test_spares_and_what_they_started_end_with_the_launcher(tmp_path: Path) -> N
 ROOT = Path(__file__).parents[3]
 
 
-def test_what_a_spare_started_waits_with_it(node: Node) -> None:
+def test_a_child_of_a_spare_waits_with_it(node: Node) -> None:
     site = node.folder / "site-packages"
     site.mkdir()
     (site / "heavy.py").write_text(
@@ -365,12 +365,12 @@ PYTHON = sys.executable
     ],
 )
 def test_which_commands_may_be_held(argv: list[str], why: str) -> None:
-    assert why_not(argv) == why
+    assert unfit_reason(argv) == why
 
 
 def test_what_is_only_known_later_is_left_out_of_a_spares_environment() -> None:
     env = {"RANK": "1", "LOCAL_RANK": "1", "MASTER_PORT": "2", "TORCHELASTIC_RESTART_COUNT": "0", "X": "y"}
-    assert early(env) == {"LOCAL_RANK": "1", "X": "y"}
+    assert early_env(env) == {"LOCAL_RANK": "1", "X": "y"}
 
 
 def test_free_memory_is_the_nodes_or_what_the_cgroup_leaves(tmp_path: Path) -> None:
@@ -389,10 +389,10 @@ def test_free_memory_is_the_nodes_or_what_the_cgroup_leaves(tmp_path: Path) -> N
 
 
 def test_a_node_needs_two_gibibytes_or_half_of_one_for_each_rank() -> None:
-    assert (memory_wanted(1), memory_wanted(8)) == (2 << 30, 4 << 30)
+    assert (memory_needed(1), memory_needed(8)) == (2 << 30, 4 << 30)
 
 
-def test_a_node_that_waits_for_a_seat_has_its_ranks_held_before_any_of_them_has_run(node: Node) -> None:
+def test_a_node_without_ranks_has_spares_before_any_of_them_has_run(node: Node) -> None:
     node.script.write_text("raise SystemExit('must not run here')")
     node.spares.expect([node.spec(0), node.spec(1)])
     node.spares.act()
@@ -407,7 +407,9 @@ def test_a_node_that_waits_for_a_seat_has_its_ranks_held_before_any_of_them_has_
     node.stop()
 
 
-def test_nothing_is_held_for_a_seat_where_the_gate_would_not_hold_it(node: Node, tmp_path: Path) -> None:
+def test_a_node_without_ranks_has_no_spares_where_the_gate_would_not_hold_them(
+    node: Node, tmp_path: Path
+) -> None:
     ran = tmp_path / "ran"
     node.script.write_text(f"open({str(ran)!r}, 'w')")
     wrapper = tmp_path / "wrap.sh"
@@ -426,7 +428,7 @@ def test_nothing_is_held_for_a_seat_where_the_gate_would_not_hold_it(node: Node,
     assert not ran.exists()
 
 
-def test_a_seat_that_comes_before_its_spares_is_a_cold_start(node: Node) -> None:
+def test_ranks_that_start_before_their_spares_are_ready_start_cold(node: Node) -> None:
     node.spares.expect([node.spec()])
     node.spares.act()
     assert node.start() == set()
