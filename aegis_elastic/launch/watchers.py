@@ -11,7 +11,7 @@ from aegis_elastic.agents.plane.link import PlaneLink
 from aegis_elastic.agents.ranks.torch_seam import run_log_dir
 from aegis_elastic.agents.watch.contract import WatcherFactory
 from aegis_elastic.agents.watch.progress import ProgressWatcher
-from aegis_elastic.core.checkpoints.arguments import WatchedFolder, places
+from aegis_elastic.core.checkpoints.arguments import WatchedFolder, folders_to_watch
 from aegis_elastic.launch.flags.checkpoints import OFF
 from aegis_elastic.launch.flags.options import Options
 
@@ -43,4 +43,4 @@ def checkpoint_places(options: Options) -> tuple[WatchedFolder, ...]:
     """
     if options.aegis.ckpt_watch is not None:
         return tuple(place for place in options.aegis.ckpt_watch if place != OFF)
-    return places(options.cmd_args, os.getcwd())
+    return folders_to_watch(options.cmd_args, os.getcwd())

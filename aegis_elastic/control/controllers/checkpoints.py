@@ -1,7 +1,7 @@
-"""The desk of checkpoint boundaries: agents see a checkpoint complete, `step` hears of it once.
+"""Checkpoint boundaries: agents see a checkpoint complete, `step` gets that once.
 
-It also says what a watcher of checkpoints alone can know: that one which an eviction waits for doesn't come,
-and that a training which ended with code 0 has done so because it couldn't read where it stood.
+The controller also notes what only a watcher of checkpoints can know: that one which an eviction waits for
+doesn't come, and that a training which ended with code 0 did so because it couldn't read its checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.core.accounts.report import FALSE_SUCCESS
-from aegis_elastic.core.checkpoints.rhythm import LATE_FACTOR, SaveIntervals
+from aegis_elastic.core.checkpoints.save_intervals import LATE_FACTOR, SaveIntervals
 from aegis_elastic.core.detection import progress
 from aegis_elastic.core.events import Event, Noted, Saved
 from aegis_elastic.core.model import Phase, Status, Verdict
@@ -72,22 +72,22 @@ class CheckpointController:
         self._save_intervals = SaveIntervals()
         self._incarnation = -1
         self._steps: set[int] = set()
-        # Agent's uid -> the number of its last checkpoint that we have heard of.
-        self._heard: dict[str, int] = {}
+        # Agent's uid -> the number of the last checkpoint that it has reported.
+        self._last_numbers: dict[str, int] = {}
         self._malformed: set[str] = set()
         self._unread = self._doubted = ""
         self._saver_ends: dict[str, int] = {}
-        # Node -> since when its eviction waits for a checkpoint; and those for which somebody was called.
+        # Node -> since when its eviction waits for a checkpoint; and those whose waiting was noted.
         self._waiting: dict[str, float] = {}
-        self._called: set[str] = set()
-        # How far the ranks of this incarnation came, by their own word or by count from where they began.
+        self._paged: set[str] = set()
+        # The highest step of this incarnation's ranks, as they report it, or counted from where they began.
         self._reached = self._counted = -1
         self._base = 0
         # Where an eviction goes back to: step, and the node that left.
         self._back_to: tuple[int, str] | None = None
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """Take the checkpoints out of a report, each once, whoever tells of it and how often."""
+        """Take the checkpoints out of a report, each once, whoever reports it and how often."""
         data = report.data
         if not isinstance(data, ReportData):
             return
@@ -102,15 +102,15 @@ class CheckpointController:
         except msgspec.MsgspecError as error:
             if report.uid not in self._malformed:
                 self._malformed.add(report.uid)
-                logger.warning("%s says of its checkpoints what can't be read: %s", report.worker, error)
+                logger.warning("cannot read what %s reports of its checkpoints: %s", report.worker, error)
             return
-        # A master before us may have heard of these already, which only a step can tell.
-        first = self._resumed and report.uid not in self._heard
-        for seen in sorted(facts.saved, key=lambda seen: seen.number):
-            if seen.number > self._heard.get(report.uid, 0):
-                self._heard[report.uid] = seen.number
-                if seen.step >= 0 or not first:
-                    self._complete(seen.step, seen.path, seen.kind, seen.time, now_s)
+        # A master before us may have taken these already, which only a step can tell.
+        first = self._resumed and report.uid not in self._last_numbers
+        for checkpoint in sorted(facts.saved, key=lambda checkpoint: checkpoint.number):
+            if checkpoint.number > self._last_numbers.get(report.uid, 0):
+                self._last_numbers[report.uid] = checkpoint.number
+                if checkpoint.step >= 0 or not first:
+                    self._complete(checkpoint.step, checkpoint.path, checkpoint.kind, checkpoint.time, now_s)
         if facts.unread:
             self._doubt(report, facts.unread, data.state == "finished")
 
@@ -118,7 +118,7 @@ class CheckpointController:
         try:
             facts = progress.decode(raw)
         except msgspec.MsgspecError:
-            return  # the desk of progress says so
+            return  # `ProgressController` logs that
         if facts.incarnation == self._incarnation:
             self._reached = max(self._reached, facts.reached)
             self._counted = max(self._counted, facts.counted)
@@ -140,16 +140,16 @@ class CheckpointController:
         if status is None or status.phase in (Phase.SUCCEED, Phase.FAILED):
             return
         if step < 0:
-            # Its name doesn't tell. It is newer than the last, and not older than what is known of training.
+            # Its name has no step. It is newer than the last, and not older than what is known of training.
             step = max(status.highest_step, status.saved_step + 1, *self._steps, 0)
         if step in self._steps:
-            return  # another agent has told of it, or the training itself
+            return  # another agent has reported it, or the training itself
         self._steps.add(step)
         self._save_intervals.saved(now_s)
         self._feed(Saved(step, path, kind, at))
 
     def _doubt(self, report: Message, tracker: str, finished: bool) -> None:
-        """Say it when it is seen, and again as a doubt when the ranks have ended with code 0 all the same."""
+        """Note it when it is seen, and again as a doubt when the ranks have ended with code 0 anyway."""
         status = self._status
         worker = status.worker(report.worker) if status is not None else None
         if status is None or worker is None or worker.finished or status.phase is not Phase.RUN_COMMAND:
@@ -167,13 +167,13 @@ class CheckpointController:
             self._feed(Noted(worker.name, worker.node_name, FALSE_SUCCESS, text, time.time()))
 
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
-        """Know which nodes wait for a checkpoint, and when training starts anew."""
+        """Keep which nodes wait for a checkpoint, and begin anew with every incarnation."""
         if self._status is None:
             self._resumed = status.incarnation > 0
         for event, transition in transitions:
             if isinstance(event, Saved) and transition.name == "saved":
-                self._called.clear()
-                if event.step not in self._steps:  # the training itself said so, to another desk
+                self._paged.clear()
+                if event.step not in self._steps:  # the training reported it, to another controller
                     self._steps.add(event.step)
                     self._save_intervals.saved(time.monotonic())
             if (
@@ -183,7 +183,7 @@ class CheckpointController:
             ):
                 self._back_to = transition.status.saved_step, transition.status.error_nodes[-1].node_name
         if status.incarnation != self._incarnation:
-            self._tell_steps()
+            self._note_steps()
             self._incarnation = status.incarnation
             self._reached = self._counted = -1
             self._base = max(status.saved_step, 0)
@@ -196,9 +196,9 @@ class CheckpointController:
         # A mark that is safe may wait, too: the guard wants a checkpoint that comes after its own waiting.
         waiting = {mark.node_name for mark in status.marks if mark.verdict is Verdict.SLOW}
         self._waiting = {node: self._waiting.get(node, now_s) for node in waiting if running}
-        self._called &= waiting
+        self._paged &= waiting
 
-    def _tell_steps(self) -> None:
+    def _note_steps(self) -> None:
         """What an eviction has cost: the steps that were run after the checkpoint, and are run again."""
         if self._back_to is None:
             return
@@ -211,15 +211,15 @@ class CheckpointController:
 
     def due_s(self) -> float:
         """When a checkpoint that somebody waits for is late."""
-        late = [self._save_intervals.late_s(since_s) for node, since_s in self._uncalled()]
+        late = [self._save_intervals.late_s(since_s) for node, since_s in self._unpaged()]
         return min(late, default=math.inf)
 
     def events_due(self, now_s: float) -> Sequence[Event]:
-        """Say which nodes have waited in vain; a human decides."""
+        """Note which nodes have waited in vain; a human decides."""
         events: list[Event] = []
-        for node, since_s in self._uncalled():
+        for node, since_s in self._unpaged():
             if self._save_intervals.late_s(since_s) <= now_s:
-                self._called.add(node)
+                self._paged.add(node)
                 text = (
                     f"{node} is marked slow and waits to be evicted at a checkpoint, but none has completed "
                     f"for {LATE_FACTOR:g} times the usual {self._save_intervals.usual_s:.0f} s: it stays "
@@ -228,8 +228,8 @@ class CheckpointController:
                 events.append(Noted("", node, LATE, text, time.time()))
         return events
 
-    def _uncalled(self) -> list[tuple[str, float]]:
-        return [(node, since_s) for node, since_s in self._waiting.items() if node not in self._called]
+    def _unpaged(self) -> list[tuple[str, float]]:
+        return [(node, since_s) for node, since_s in self._waiting.items() if node not in self._paged]
 
     async def close(self) -> None:
         """It holds nothing."""

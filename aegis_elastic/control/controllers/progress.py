@@ -1,9 +1,9 @@
-"""The desk that watches the training's pace: who hangs, who is slow, how far it is.
+"""Progress of training: who hangs, who is slow, which step it has reached.
 
-It hears what every agent tells of its ranks (`agents.watch.progress`) and puts verdicts in line as marks. A
-mark kills nothing; whether something is done about it is for the guard. What it remembers is memory only: a
-master that comes back hears everything again with the next reports, and takes over the marks that stand in
-the record.
+The controller takes what every agent reports of its ranks (`agents.watch.progress`) and puts verdicts in line
+as marks. A mark kills nothing; whether something is done about it is for the guard. What it remembers is
+memory only: a master that comes back gets everything again with the next reports, and takes over the marks
+that stand in the record.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from aegis_elastic.core.protocol.messages import Message, MessageType, ReportDat
 logger = logging.getLogger(__name__)
 
 NAME = "progress"
-TURN_S = 1.0
-# Older facts say nothing of now. Reading stacks may take an agent this long.
+JUDGE_EVERY_S = 1.0
+# Older facts mean nothing. Reading stacks may take an agent this long.
 FRESH_S = 20.0
-# How often the record learns how far training is, without a reason to know.
+# How often the step is recorded without another reason to.
 RECORD_S = 60.0
 # A report may be on its way while the one before it was the last.
-HINDSIGHT_S = 2.0
+REPORT_LAG_S = 2.0
 # Others that are so many steps further show that a rank ended before its time.
 EARLY_STEPS = 2
 _HANGS = (Verdict.FROZEN, Verdict.DESYNC, Verdict.STALLED)
 
 
-class _Told:
+class _LatestFacts:
     """The last facts of one agent."""
 
-    def __init__(self, facts: Facts, heard_s: float) -> None:
+    def __init__(self, facts: Facts, received_s: float) -> None:
         self.facts = facts
-        self.heard_s = heard_s
+        self.received_s = received_s
 
 
 class ProgressController:
     """One job's. `floor_s`: pauses shorter than this mean nothing. `silent_s`: when an agent counts as
-    silent. `moved` is told (monotonic seconds) whenever the step counter moved.
+    silent. `on_moved` is called (monotonic seconds) whenever the step counter has moved.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class ProgressController:
         floor_s: float = progress.FLOOR_S,
         no_steps_s: float = NO_STEPS_S,
         silent_s: float = 30.0,
-        moved: Callable[[float], None] = lambda now_s: None,
+        on_moved: Callable[[float], None] = lambda now_s: None,
     ) -> None:
         self._feed = feed
         self._floor_s = floor_s
         self._no_steps_s = no_steps_s
         self._silent_s = silent_s
-        self._tell_moved = moved
+        self._on_moved = on_moved
         self._status: Status | None = None
-        self._told: dict[str, _Told] = {}
-        self._heard: dict[str, float] = {}
+        self._latest: dict[str, _LatestFacts] = {}
+        self._reported_s: dict[str, float] = {}
         self._malformed: set[str] = set()
         self._moved_s = -math.inf
         self._began_s = math.inf
@@ -84,44 +84,44 @@ class ProgressController:
         self._judged: dict[int, int] = {}
         self._noted: set[tuple[int, str]] = set()
 
-    # ------------------------------------------------------------ what the master tells
+    # ------------------------------------------------------------ as a `Controller`
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """Note what an agent tells of its ranks."""
+        """Keep what an agent reports of its ranks."""
         data, status, worker = report.data, self._status, report.worker
         if not isinstance(data, ReportData) or status is None:
             return
-        self._heard[worker] = now_s
+        self._reported_s[worker] = now_s
         raw = data.watched.get(NAME)
         if raw is not None and report.incarnation == status.incarnation:
             try:
-                self._take(worker, progress.decode(raw), now_s)
+                self._take_facts(worker, progress.decode(raw), now_s)
             except msgspec.MsgspecError as error:
                 if worker not in self._malformed:
                     self._malformed.add(worker)
-                    logger.warning("ignored what %s tells of its ranks' progress: %s", worker, error)
+                    logger.warning("ignored what %s reports of its ranks' progress: %s", worker, error)
         if report.type is MessageType.ERROR and self._step > status.highest_step:
             # whether training has come further than at the last failure decides what is done about this one
             self._feed(Progress(self._step))
 
-    def _take(self, worker: str, facts: Facts, now_s: float) -> None:
+    def _take_facts(self, worker: str, facts: Facts, now_s: float) -> None:
         status = self._status
-        before = self._told.get(worker)
+        before = self._latest.get(worker)
         if status is None or facts.incarnation != status.incarnation:
             return
         if not facts.ranks:
-            # They have ended. How far they came may not have been told before: an error can be quicker than
-            # the first look.
+            # They have ended. Their last step may not have been reported: an error can be quicker than the
+            # first sample.
             self._step = max(self._step, facts.reached if facts.reached >= 0 else facts.counted)
             return
         if before is not None and before.facts.look == facts.look:
             return
-        self._told[worker] = _Told(facts, now_s)
+        self._latest[worker] = _LatestFacts(facts, now_s)
         if sum(rank.beats for rank in facts.ranks) > sum(
             rank.beats for rank in (before.facts.ranks if before is not None else ())
         ):
             self._moved_s = now_s
-            self._tell_moved(now_s)
+            self._on_moved(now_s)
         self._step = max((self._step, *(rank.step for rank in facts.ranks)))
         saved = facts.saved
         if saved is not None and self._saves.get(worker) != saved.calls:
@@ -142,18 +142,18 @@ class ProgressController:
                     self._slow_marks.add(mark.node_name)
             self._watch = WindowHistory(marked=frozenset(self._slow_marks))
         if before is None or before.incarnation != status.incarnation:
-            self._told.clear()
+            self._latest.clear()
             self._judged.clear()
             self._saves.clear()
             self._watch = WindowHistory(marked=self._watch.marked)
             self._step = -1
             self._began_s = min(self._began_s, now_s)
             for worker in status.workers:
-                self._heard[worker.name] = now_s
+                self._reported_s[worker.name] = now_s
         if status.phase is not Phase.RUN_COMMAND and self._hang is not None:
             self._feed(Unmark(*self._hang, "its training was stopped"))
             self._hang = None
-        self._next_s = min(self._next_s, now_s + TURN_S)
+        self._next_s = min(self._next_s, now_s + JUDGE_EVERY_S)
 
     def due_s(self) -> float:
         """Once a second while training runs."""
@@ -161,8 +161,8 @@ class ProgressController:
         return self._next_s if running else math.inf
 
     def events_due(self, now_s: float) -> Sequence[Event]:
-        """Look at everything that was told."""
-        self._next_s = now_s + TURN_S
+        """Judge the latest facts of all."""
+        self._next_s = now_s + JUDGE_EVERY_S
         status = self._status
         if status is None or status.phase is not Phase.RUN_COMMAND:
             return ()
@@ -170,16 +170,18 @@ class ProgressController:
         if self._step > status.highest_step and now_s >= self._recorded_s + RECORD_S:
             self._recorded_s = now_s
             events.append(Progress(self._step))
-        told = [(worker, self._told[worker.name]) for worker in status.workers if worker.name in self._told]
-        fresh = all(worker.finished or now_s - each.heard_s <= FRESH_S for worker, each in told)
-        if len(told) == len(status.workers) and fresh:
+        latest = [
+            (worker, self._latest[worker.name]) for worker in status.workers if worker.name in self._latest
+        ]
+        fresh = all(worker.finished or now_s - each.received_s <= FRESH_S for worker, each in latest)
+        if len(latest) == len(status.workers) and fresh:
             ranks = [
                 ObservedRank(rank, worker.name, worker.node_name)
-                for worker, each in told
+                for worker, each in latest
                 for rank in _ranks(worker, each)
             ]
             events += self._judge_hang(ranks)
-            events += self._judge_pace(ranks, now_s)
+            events += self._judge_speed(ranks, now_s)
         return events
 
     async def close(self) -> None:
@@ -202,18 +204,18 @@ class ProgressController:
     def _judge_silence(self, status: Status, now_s: float) -> Iterator[Event]:
         """Silent while steps advance, which they couldn't without its ranks: unreachable."""
         for worker in status.workers:
-            heard_s = self._heard.setdefault(worker.name, now_s)
-            silent_s = now_s - heard_s
+            received_s = self._reported_s.setdefault(worker.name, now_s)
+            silent_s = now_s - received_s
             marked = worker.node_name in self._unreachable
-            if not marked and silent_s >= self._silent_s and self._moved_s > heard_s + HINDSIGHT_S:
+            if not marked and silent_s >= self._silent_s and self._moved_s > received_s + REPORT_LAG_S:
                 self._unreachable.add(worker.node_name)
                 reason = f"nothing heard of {worker.name} for {silent_s:.0f} s, while training moves on"
                 yield Mark(worker.node_name, worker.name, Verdict.UNREACHABLE, reason)
-            elif marked and silent_s < HINDSIGHT_S:
+            elif marked and silent_s < REPORT_LAG_S:
                 self._unreachable.discard(worker.node_name)
                 yield Unmark(worker.node_name, Verdict.UNREACHABLE, f"{worker.name} can be heard again")
 
-    def _judge_pace(self, ranks: list[ObservedRank], now_s: float) -> Iterator[Event]:
+    def _judge_speed(self, ranks: list[ObservedRank], now_s: float) -> Iterator[Event]:
         own = progress.own_of(seen.facts for seen in ranks)
         if len(own) < len(ranks) or any(self._judged.get(rank) == each.serial for rank, each in own.items()):
             return  # a window counts once, and for all of them
@@ -227,18 +229,18 @@ class ProgressController:
         certainty = {node: found.certainty for node, found in worst.items()}
         self._watch = straggler.update(self._watch, certainty, nodes)
         for node in sorted(self._watch.marked & worst.keys() - self._slow_marks):
-            yield from self._call_slow(node_of[worst[node].rank], worst[node], now_s)
+            yield from self._mark_slow(node_of[worst[node].rank], worst[node], now_s)
         for node in sorted(self._slow_marks & nodes - self._watch.marked):
             self._slow_marks.discard(node)
             yield Unmark(node, Verdict.SLOW, "it keeps up with its peers again")
 
-    def _call_slow(self, seen: ObservedRank, slow: Slow, now_s: float) -> Iterator[Event]:
+    def _mark_slow(self, seen: ObservedRank, slow: Slow, now_s: float) -> Iterator[Event]:
         windows = self._watch.bad[seen.node_name]
         text = f"{slow.describe()}; {windows} windows in a row"
         if straggler.pays(slow.share, now_s - self._began_s):
             self._slow_marks.add(seen.node_name)
             yield Mark(seen.node_name, seen.worker, Verdict.SLOW, text)
-        elif self._once(seen.facts.rank, "slow"):
+        elif self._first_time(seen.facts.rank, "slow"):
             yield Noted(seen.worker, seen.node_name, "rank.slow", f"{text}; not worth a restart", time.time())
 
     def _ended_early(self, status: Status) -> Iterator[Event]:
@@ -246,31 +248,35 @@ class ProgressController:
         ranks = [
             (worker, rank)
             for worker in status.workers
-            if worker.name in self._told
-            for rank in _ranks(worker, self._told[worker.name])
+            if worker.name in self._latest
+            for rank in _ranks(worker, self._latest[worker.name])
         ]
         furthest = max((rank.step for _, rank in ranks), default=-1)
         for worker, rank in ranks:
             early = rank.ended and rank.beats and furthest >= rank.step + EARLY_STEPS
-            if early and self._once(rank.rank, "ended"):
+            if early and self._first_time(rank.rank, "ended"):
                 yield _ended_early(worker, rank, furthest)
 
     def _first_step(self, status: Status) -> Iterator[Event]:
         """When all ranks have made their first step, a recovery is over."""
-        told = [
+        latest = [
             rank
             for worker in status.workers
-            if worker.name in self._told
-            for rank in self._told[worker.name].facts.ranks
+            if worker.name in self._latest
+            for rank in self._latest[worker.name].facts.ranks
         ]
-        if len(told) < sum(worker.nproc for worker in status.workers) or not all(rank.beats for rank in told):
+        if len(latest) < sum(worker.nproc for worker in status.workers) or not all(
+            rank.beats for rank in latest
+        ):
             return
-        last = max(told, key=lambda rank: rank.first_s)
-        if self._once(-1, "first step"):
-            worker = next(worker for worker in status.workers if last in self._told[worker.name].facts.ranks)
+        last = max(latest, key=lambda rank: rank.first_s)
+        if self._first_time(-1, "first step"):
+            worker = next(
+                worker for worker in status.workers if last in self._latest[worker.name].facts.ranks
+            )
             yield Started(worker.name, worker.uid, status.incarnation, {"first_step_s": last.first_s})
 
-    def _once(self, rank: int, what: str) -> bool:
+    def _first_time(self, rank: int, what: str) -> bool:
         assert self._status is not None
         key = self._status.incarnation, f"{rank} {what}"
         fresh = key not in self._noted
@@ -282,11 +288,11 @@ def _key(hang: Hang) -> tuple[str, Verdict]:
     return hang.observed.node_name, hang.verdict
 
 
-def _ranks(worker: Worker, told: _Told) -> tuple[RankFacts, ...]:
-    """Its ranks. An agent whose ranks are done tells nothing more of them."""
+def _ranks(worker: Worker, latest: _LatestFacts) -> tuple[RankFacts, ...]:
+    """Its ranks. An agent whose ranks are done reports nothing more of them."""
     if not worker.finished:
-        return told.facts.ranks
-    return tuple(msgspec.structs.replace(rank, ended=True) for rank in told.facts.ranks)
+        return latest.facts.ranks
+    return tuple(msgspec.structs.replace(rank, ended=True) for rank in latest.facts.ranks)
 
 
 def _ended_early(worker: Worker, rank: RankFacts, furthest: int) -> Noted:

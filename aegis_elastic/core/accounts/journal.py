@@ -1,9 +1,9 @@
-"""The journal: every event that the machine was given and what it made of it, one JSON object a line.
+"""The journal: every event that was given to `step` and its transition, one JSON object a line.
 
-Because `step` looks at nothing but its arguments, the events alone reproduce the run: `walk` feeds them to
-`step` again. Each line also carries what the master saw come out of it (transition, reason, effects and a
-digest of the status), so `replay` can tell a true journal from one in which something was altered, and the
-`step` that recorded it from one that decides differently.
+Because `step` depends on nothing but its arguments, the events alone reproduce the run: `walk` gives them to
+`step` again. Each line also has the recorded result (transition, reason, effects and a digest of the status),
+so `replay` detects a journal that was altered, and a `step` that decides differently from the one that
+recorded it.
 
 The first line creates the status (`create`). After a master's restart an `adopt` line carries the status that
 it found in the store: its predecessor may have died between writing the status and writing the line.
@@ -30,13 +30,13 @@ class BadJournal(ValueError):
 
 
 class Create(msgspec.Struct, frozen=True, tag_field="type", tag="create", rename="camel"):
-    """The job's record was made. Not an event of `step`: it is where the status comes from."""
+    """The job's record was created. Not an event of `step`: it is where the first status comes from."""
 
     spec: JobSpec
 
 
 class Adopt(msgspec.Struct, frozen=True, tag_field="type", tag="adopt", rename="camel"):
-    """A master took the job over with the status that the store holds."""
+    """A master took the job over with the status in the store."""
 
     status: Status
 
@@ -65,7 +65,7 @@ class Walked(NamedTuple):
 
 
 class ReplayResult(NamedTuple):
-    """Whether the journal follows from its events; how many lines were followed; where it first does not."""
+    """Whether the journal follows from its events; how many lines were compared; the first difference."""
 
     ok: bool
     lines: int
@@ -94,8 +94,8 @@ def line_of(t: float, seq: int, event: Create | Adopt | StepEvent, made: Transit
 def encode_line(line: Line) -> bytes:
     """The line as it is appended to the file, newline included.
 
-    Whoever goes on with a file that doesn't end in a newline (its writer died in the middle of a line) writes
-    one first: a torn line before an `adopt` is then told apart from damage.
+    A master that continues a file without a final newline (its writer died in the middle of a line) writes
+    one first: a torn line before an `adopt` is then distinguished from damage.
     """
     return _encoder.encode(line) + b"\n"
 
@@ -103,7 +103,7 @@ def encode_line(line: Line) -> bytes:
 def read(source: str | Path | Iterable[bytes | str]) -> list[Line]:
     """The lines of a journal (a file, or its lines). Raises BadJournal with name and number of a bad line.
 
-    What a dying writer leaves behind is no damage: a torn last line, or one just before an `adopt`.
+    A torn last line, or one just before an `adopt`, is no damage: a dying writer leaves it.
     """
     if isinstance(source, (str, Path)):
         try:
@@ -135,8 +135,8 @@ def _parse(text: bytes | str, where: str) -> Line | BadJournal:
 
 
 def takes_long(lines: Sequence[Line]) -> bool:
-    """Whether to walk a journal that a master goes on with (its last line says so) takes more than a second
-    or so: all agents wait for that master.
+    """Whether walking a journal that a master adopts (its last line is `adopt`) takes more than about a
+    second, for which all agents would wait.
     """
     adopted = lines[-1].event if lines else None
     workers = len(adopted.status.workers) if isinstance(adopted, Adopt) else 1
@@ -144,7 +144,7 @@ def takes_long(lines: Sequence[Line]) -> bool:
 
 
 def walk(lines: Iterable[Line]) -> Iterator[Walked]:
-    """The run again: each line's event given to `step`, from the status that the lines before it lead to.
+    """Replay the run: each line's event given to `step`, from the status that the lines before it lead to.
 
     Raises BadJournal if the journal doesn't begin with `create` or `adopt`, or has a `create` further on.
     """
@@ -167,13 +167,13 @@ def walk(lines: Iterable[Line]) -> Iterator[Walked]:
 
 
 def replay(lines: Iterable[Line]) -> ReplayResult:
-    """Follow the journal and compare each line with what `step` makes of its event now; stop at the first
-    difference (of digest, transition, reason, effects or line number)."""
+    """Compare each line with what `step` makes of its event now; stop at the first difference (of digest,
+    transition, reason, effects or line number)."""
     count, seq = 0, 0
     try:
         for walked in walk(lines):
             line = walked.line
-            # A torn line took a number with it, so the one who adopts may have skipped one.
+            # A torn line had a number, so an `adopt` may have skipped one.
             numbered = line.seq > seq if isinstance(line.event, Adopt) else line.seq == seq + 1
             if not numbered:
                 return ReplayResult(False, count, f"line {line.seq} follows line {seq}")

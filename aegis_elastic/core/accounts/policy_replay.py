@@ -1,8 +1,9 @@
-"""A recorded run under another policy: when would the guard have acted, and what would the brake have held?
+"""Policy replay: when the storm guard would have acted, or a recovery been held, in a recorded run under
+another policy.
 
-The journal has the marks and findings with their times; the guard's decisions follow from them. What the run
-would have become afterwards nobody knows, so each stretch of a mark, and each round of checks, is judged by
-itself: what was done about it, and what would have been.
+The journal has the marks and findings with their times; the decisions follow from them. How the run would
+have gone on is unknown, so each stretch of a mark, and each round of checks, is judged by itself: what was
+done about it, and what would have been.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from aegis_elastic.core.policy.storm_guard import (
     Outcome,
 )
 
-# A mark is looked at so often at most in one stretch: a day of five seconds each.
-LOOKS_MAX = 20_000
+# A mark is evaluated at most so often in one stretch: a day, every five seconds.
+EVALUATIONS_MAX = 20_000
 
 
 class ReplayedAction(NamedTuple):
-    """One stretch or round: what it was about, when it began (wall seconds), what was done (seconds after
-    that, None: nothing), what would have been, and why (or why not).
+    """One stretch or round: its subject, when it began (wall seconds), when the run acted (seconds after
+    that, None: never), when the policy would have, and why (or why not).
     """
 
     what: str
@@ -46,14 +47,14 @@ class ReplayedAction(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the policy makes a difference: more than one look earlier or later counts as one."""
+        """Whether the policy makes a difference: of more than a second and a tenth of the time."""
         if self.done_s is None or self.would_s is None:
             return self.done_s != self.would_s
         return abs(self.done_s - self.would_s) > max(1.0, 0.1 * self.done_s)
 
 
 class _Stretch:
-    """A mark that stands, and the guard's view of it."""
+    """A mark in force, and the storm guard's state for it."""
 
     def __init__(self, mark: NodeMark, at: float) -> None:
         self.mark = mark
@@ -61,11 +62,11 @@ class _Stretch:
         self.done_at: float | None = None
         self.would_at: float | None = None
         self.why = "it did not last"
-        self.looks = 0
+        self.evaluations = 0
         self.anchor: Anchor | None = None
-        self.next_look = at
+        self.next_at = at
 
-    def told(self) -> ReplayedAction:
+    def result(self) -> ReplayedAction:
         done = None if self.done_at is None else self.done_at - self.at
         would = None if self.would_at is None else self.would_at - self.at
         return ReplayedAction(
@@ -84,45 +85,54 @@ class _PolicyReplay:
         self._held = False
 
     def follow(self, walked: Walked) -> Iterator[ReplayedAction]:
-        """One line of the journal: what comes to an end with it."""
+        """Take in one line of the journal; yields the stretches and rounds that end with it."""
         line, before = walked.line, walked.before
         if before is not None:
-            self._look_until(line.t, before)
-        yield from self._brake(walked)
+            self._evaluate_until(line.t, before)
+        yield from self._check_round(walked)
         event, status = line.event, walked.made.status
         if isinstance(event, Evict) or (isinstance(event, Act) and event.verdict != "manual"):
-            self._acted(event, before, line.t)
+            self._mark_acted(event, before, line.t)
         if walked.made.name in ("error", "lost") and before is not None:
             self._count_exit(before, line.t, line.seq)
-        standing = {(m.node_name, m.verdict): m for m in status.marks} if status.phase not in TERMINAL else {}
+        in_force = {(m.node_name, m.verdict): m for m in status.marks} if status.phase not in TERMINAL else {}
         for key in [*self._stretches]:
-            if key not in standing:
-                yield self._stretches.pop(key).told()
-        for key, mark in standing.items():
+            if key not in in_force:
+                yield self._stretches.pop(key).result()
+        for key, mark in in_force.items():
             stretch = self._stretches.setdefault(key, _Stretch(mark, line.t))
             stretch.mark = mark
 
     def end(self) -> Iterator[ReplayedAction]:
-        """What still stands at the end of the journal."""
+        """The stretches that are open at the end of the journal."""
         for stretch in self._stretches.values():
-            yield stretch.told()
+            yield stretch.result()
 
-    def _look_until(self, until: float, status: Status) -> None:
+    def _evaluate_until(self, until: float, status: Status) -> None:
         for stretch in self._stretches.values():
-            while stretch.next_look <= until and stretch.would_at is None and stretch.looks < LOOKS_MAX:
-                self._look(stretch, stretch.next_look, status)
-                stretch.next_look += self._guard.look_s
+            while (
+                stretch.next_at <= until
+                and stretch.would_at is None
+                and stretch.evaluations < EVALUATIONS_MAX
+            ):
+                self._evaluate(stretch, stretch.next_at, status)
+                stretch.next_at += self._guard.look_s
 
-    def _look(self, stretch: _Stretch, now: float, status: Status) -> None:
+    def _evaluate(self, stretch: _Stretch, now: float, status: Status) -> None:
         mark, node = stretch.mark, self._nodes.get(stretch.mark.node_name, NodeGuard())
-        stretch.looks += 1
+        stretch.evaluations += 1
         action = storm_guard.remedy(mark.verdict, node, feasible(status, mark.node_name), now)
         condition = Condition(mark.node_name, mark.worker, mark.verdict, action, mark.reason)
         boundary = mark.safe and 0 <= now - status.saved_at <= BOUNDARY_S
         if stretch.anchor is not None:
             stretch.anchor = Anchor(stretch.anchor.since, "", "", now)
         decision = storm_guard.consider(
-            condition, Observation(True, boundary, stretch.looks), stretch.anchor, node, now, self._guard
+            condition,
+            Observation(True, boundary, stretch.evaluations),
+            stretch.anchor,
+            node,
+            now,
+            self._guard,
         )
         stretch.why = decision.reason
         if decision.kind is DecisionKind.ANCHOR:
@@ -135,9 +145,9 @@ class _PolicyReplay:
             stretch.why = f"only observed: {decision.reason}"
         elif decision.kind is DecisionKind.ACT:
             stretch.would_at = now
-            self._nodes[mark.node_name] = _done(node, condition, now, self._policy)
+            self._nodes[mark.node_name] = _committed(node, condition, now, self._policy)
 
-    def _acted(self, event: Act | Evict, before: Status | None, t: float) -> None:
+    def _mark_acted(self, event: Act | Evict, before: Status | None, t: float) -> None:
         node_name = event.node_name if isinstance(event, Evict) else ""
         if isinstance(event, Act) and before is not None:
             worker = before.worker(event.worker)
@@ -153,7 +163,7 @@ class _PolicyReplay:
                 entry = storm_guard.CountedAction(f"exit {seq}", Action.LEVEL_1, t)
                 self._nodes[worker.node_name] = storm_guard.with_external_action(node, entry, self._guard)
 
-    def _brake(self, walked: Walked) -> Iterator[ReplayedAction]:
+    def _check_round(self, walked: Walked) -> Iterator[ReplayedAction]:
         event, before, t = walked.line.event, walked.before, walked.line.t
         if before is None or before.phase is not Phase.TROUBLESHOOTING:
             return
@@ -176,14 +186,13 @@ class _PolicyReplay:
 
 
 def replay_policy(walked: Iterable[Walked], policy: Policy) -> list[ReplayedAction]:
-    """The run again, under this policy."""
-    hindsight, told = _PolicyReplay(policy), list[ReplayedAction]()
-    for each in walked:
-        told += hindsight.follow(each)
-    return [*told, *hindsight.end()]
+    """Replay the run under this policy."""
+    replay = _PolicyReplay(policy)
+    ended = [action for each in walked for action in replay.follow(each)]
+    return [*ended, *replay.end()]
 
 
-def _done(node: NodeGuard, condition: Condition, now: float, policy: Policy) -> NodeGuard:
+def _committed(node: NodeGuard, condition: Condition, now: float, policy: Policy) -> NodeGuard:
     taken = GuardedAction(
         id=f"{condition.node_name} {now}",
         action=condition.action,

@@ -1,21 +1,24 @@
-"""A status as it is stored: one small record under compare-and-swap, and slow-changing records beside it.
+"""The job record: a status as it is stored, one small value under compare-and-swap and slow-changing ones
+beside.
 
 The job record holds everything that a decision depends on: what is global, and those workers whose state is
-not what phase and recoverCount imply (the *exceptions*). Of all others only the place is kept; their identity
-stands in a record of their own, since 16,000 of them in one value would be megabytes. From 512 workers on the
-list of places is a record of its own too; the job record names it by its digest. While everybody finishes a
-round of checks one after the other, almost all are exceptions: a job record that is large for that is packed.
+not what phase and recoverCount imply (the *exceptions*). Of all others it has only the name; their identity
+is in a record of their own, since 16,000 of them in one value would be megabytes. The *worker order* is the
+list of worker names in group-rank order ("seats" in stored records); from 512 workers on it is a record of
+its own, too, which the job record names by its digest. While all workers finish a round of checks one after
+the other, almost all are exceptions: a job record that is large for that is compressed.
 
 Order of writing, so that a master can die anywhere:
 
-1. `seats`, if `seats_id` is new (its key contains the digest, so it is never overwritten);
+1. `worker_order`, if `worker_order_id` is new (its key contains the digest, so it is never overwritten);
 2. `job`, by compare-and-swap: from here on the transition has happened;
 3. `workers` (`split` gives those that have changed), before the next transition's job record.
 
-Between 2 and 3 the record of a worker may be old or missing. That does no harm: whoever is new or changes its
-identity is an exception in that transition, and an exception's identity is in the job record. Only a store
-address that was offered a moment ago may be missing then; the heartbeat offers it again.
-Whoever adopts a job writes the workers' records first, because his predecessor may have died between 2 and 3.
+Between 2 and 3 the record of a worker may be old or missing. That does no harm: a worker that is new or
+changes its identity is an exception in that transition, and an exception's identity is in the job record.
+Only a store address that was offered a moment ago may be missing then; the heartbeat offers it again. A
+master that adopts a job writes the workers' records first, since its predecessor may have died between 2 and
+3.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class BadRecord(ValueError):
 
 
 class Records(NamedTuple):
-    """What is to be stored. `seats` is b"" and `seats_id` "" when the job record has the list inside."""
+    """What is to be stored. `worker_order` is b"" and its id "" if the job record has the list inside."""
 
     job: bytes
     workers: dict[str, bytes]
@@ -63,7 +66,7 @@ class _JobRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _WorkerRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """`store` was offered in the phase that this worker entered `at`; in any other it is used up."""
+    """`store` was offered in the phase that this worker entered `at`; in any other it has been used."""
 
     identity: dict[str, Any]
     store: str
@@ -83,10 +86,10 @@ def split(status: Status, before: Status | None = None) -> Records:
     typical = _typical(status.phase, status.recover_count, timestamp)
     known = _known(before)
     exceptions = []
-    for place, worker in enumerate(status.workers):
+    for group_rank, worker in enumerate(status.workers):
         # The store of group rank 0 is what the next order hands out, so it is always in the job record.
         if (
-            place == 0
+            group_rank == 0
             or _is_new(worker, known)
             or any(getattr(worker, field) != value for field, value in typical.items())
         ):
@@ -112,12 +115,12 @@ def split(status: Status, before: Status | None = None) -> Records:
 
 
 def worker_order_id(job: bytes) -> str:
-    """Which seats record belongs to this job record; "" if it has the list inside. Raises BadRecord."""
+    """The id of this job record's worker order; "" if the list is inside. Raises BadRecord."""
     return _job(job).worker_order_id
 
 
 def join(job: bytes, records: Mapping[str, bytes], worker_order: bytes = b"") -> Status:
-    """The status that these records hold. Raises BadRecord if one is missing or makes no sense."""
+    """The status in these records. Raises BadRecord if one is missing or invalid."""
     record = _job(job)
     exceptions = {str(entry.get("name")): entry for entry in record.exceptions}
     try:
@@ -151,7 +154,7 @@ def _job(job: bytes) -> _JobRecord:
 
 
 def _typical(phase: Phase, recover_count: int, timestamp: float) -> dict[str, Any]:
-    """The state of a worker about which there is nothing to say; its store stands in its own record."""
+    """The state of a worker that is no exception; its store is in its own record."""
     return {
         "inner_phase": phase,
         "finished": phase is Phase.SUCCEED,
@@ -180,7 +183,7 @@ def _known(before: Status | None) -> dict[str, Worker] | None:
 
 
 def _is_new(worker: Worker, known: dict[str, Worker] | None) -> bool:
-    """Whether this worker's own record doesn't yet say who it is."""
+    """Whether this worker's own record doesn't have its identity yet."""
     if known is None:
         return False
     old = known.get(worker.name)
@@ -196,14 +199,14 @@ def _workers(status: Status, before: Status | None) -> dict[str, bytes]:
         if old is worker:
             continue
         record = _worker(worker)
-        if old is None or _is_news(record, _worker(old)):
+        if old is None or _must_be_written(record, _worker(old)):
             changed[worker.name] = _encode(record)
     return changed
 
 
-def _is_news(record: _WorkerRecord, old: _WorkerRecord) -> bool:
-    """Whether it has to be written. A store that was used up need not be: its record tells by `at`, and all
-    workers use theirs up in the same moment, in which everybody waits for the next order.
+def _must_be_written(record: _WorkerRecord, old: _WorkerRecord) -> bool:
+    """Whether it has to be written. A used store need not be: its record shows that by `at`, and all workers
+    use theirs in the same moment, in which all wait for the next order.
     """
     return record.identity != old.identity or (bool(record.store) and record != old)
 

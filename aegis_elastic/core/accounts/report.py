@@ -1,7 +1,7 @@
-"""The report of a job: what happened, by whose fault, what it cost. Built from the journal alone.
+"""The job report: what happened, the root causes, the cost. Built from the journal alone.
 
-`build` follows the journal through `step` (`journal.walk`) and watches what changes. Who was the root of an
-incarnation's end is what the machine attributed; every other failure of that incarnation is its consequence.
+`build` replays the journal through `step` (`journal.walk`) and records what changes. The root of an
+incarnation's end is the one that the machine attributed; all other failures of it are its consequences.
 Times are the master's (the journal's `t`), but a failure's own `time` is the node's and durations are as
 measured there.
 """
@@ -22,7 +22,7 @@ from aegis_elastic.core.events import Error, Finish, Independent, Join, Lost, No
 from aegis_elastic.core.model import RECOVERING, CheckResult, ErrorNode, Failure, Phase, Status
 
 AGENT_LOST = "agent lost"
-# What desks note of ranks that ended with code 0 and may not have trained to the end.
+# Notes of controllers about ranks that ended with code 0 and may not have trained to the end.
 FALSE_SUCCESS, ENDED_EARLY = "success.false", "rank.ended_early"
 DOUBTS = (FALSE_SUCCESS, ENDED_EARLY)
 _CONSEQUENCE = Conclusion("", 0, "", "", "")
@@ -31,7 +31,7 @@ _OUTCOME = {Phase.SUCCEED: "succeeded", Phase.FAILED: "failed"}
 
 
 class Incarnation(msgspec.Struct, frozen=True, rename="camel"):
-    """One start of all training processes; `cause` is what ended it. `ended_at` None: it is running."""
+    """One start of training; `cause` is what ended it. `ended_at` None: it is running."""
 
     n: int
     started_at: float
@@ -42,9 +42,9 @@ class Incarnation(msgspec.Struct, frozen=True, rename="camel"):
 class FailureEntry(msgspec.Struct, frozen=True, rename="camel"):
     """One process that failed, or (without a rank) an agent that was lost.
 
-    `fault_class` and `level`: what its recovery found and did (a consequence needs none: "", 0); "unknown", 0
-    while nothing has been concluded. `reason` ends with the signature of what the process said, where it is
-    known, and the root's with what all evidence together came to (`core.diagnosis.evidence`).
+    `fault_class` and `level`: what its recovery found and did (a consequence has none: "", 0); "unknown", 0
+    before the conclusion. `reason` ends with the signature of the process's output, where it is known, and
+    the root's with the conclusion from all evidence (`core.diagnosis.evidence`).
     `time`: wall seconds on its node.
     """
 
@@ -63,7 +63,7 @@ class FailureEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """How long one recovery took, in seconds by segment; None where nobody measured it.
+    """How long one recovery took, in seconds by segment; None where it wasn't measured.
 
     `decide_s`: the master's own time, from the report to the first order and from the last Finish to the
     last. `total_s`: from the death of the process to the start of the last one of the next incarnation.
@@ -97,7 +97,7 @@ class CheckEntry(msgspec.Struct, frozen=True, rename="camel"):
 class Report(msgspec.Struct, frozen=True, rename="camel"):
     """`report.json`. `outcome`: "succeeded", "failed" or "unfinished".
 
-    `doubts`: why a success may be none, though every rank ended with code 0.
+    `doubts`: why a success may be false, though every rank ended with code 0.
     """
 
     outcome: str
@@ -118,9 +118,9 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
 
 def build(lines: Iterable[Line], final: Status) -> Report:
     """The report of the job whose journal this is and whose last status is `final`. Raises BadJournal."""
-    story = _Story()
+    timeline = _Timeline()
     for walked in walk(lines):
-        story.follow(walked)
+        timeline.follow(walked)
     spec = final.spec
     used = min(final.recover_count, spec.max_retry)
     return Report(
@@ -132,19 +132,19 @@ def build(lines: Iterable[Line], final: Status) -> Report:
         workers=worker_views(final),
         incarnations=tuple(
             Incarnation(end.n, end.started_at, end.ended_at, end.cause)
-            for end in story.ends.values()
+            for end in timeline.ends.values()
             if end.started_at is not None
         ),
-        failures=tuple(entry for end in story.ends.values() for entry in _failures(end)),
-        recoveries=tuple(_recovery(mend) for mend in story.mends if mend.ran_at is not None),
-        checks=tuple(story.checks),
+        failures=tuple(entry for end in timeline.ends.values() for entry in _failures(end)),
+        recoveries=tuple(_recovery(times) for times in timeline.recovery_times if times.ran_at is not None),
+        checks=tuple(timeline.checks),
         error_nodes=final.error_nodes,
         reschedules=final.reschedules,
         summary=(
             f"at most {spec.max_retry} restarts, {used} used; {final.reschedules} reschedules for hardware"
             + _evicted(final)
         ),
-        doubts=story.doubts(final),
+        doubts=timeline.doubts(final),
     )
 
 
@@ -158,8 +158,8 @@ def _evicted(final: Status) -> str:
 
 
 @dataclass
-class _Trouble:
-    """One worker's part in the end of an incarnation: its Error, or (without failures) its agent's loss."""
+class _WorkerFailure:
+    """One worker's failure in an incarnation: its Error, or (without failures) its agent's loss."""
 
     worker: str
     node: str
@@ -177,13 +177,13 @@ class _End:
     ended_at: float | None = None
     cause: str = ""
     root: str = ""
-    errors: dict[str, _Trouble] = field(default_factory=dict)
-    losses: dict[str, _Trouble] = field(default_factory=dict)
-    verdict: Conclusion | None = None
+    errors: dict[str, _WorkerFailure] = field(default_factory=dict)
+    losses: dict[str, _WorkerFailure] = field(default_factory=dict)
+    conclusion: Conclusion | None = None
 
 
 @dataclass
-class _Mend:
+class _RecoveryTimes:
     """One recovery, from the fact that ended incarnation `n` to the start of the next one."""
 
     n: int
@@ -196,25 +196,25 @@ class _Mend:
     started_at: float | None = None
 
 
-class _Story:
-    """What the journal tells so far."""
+class _Timeline:
+    """What the journal has shown so far."""
 
     def __init__(self) -> None:
         self.ends: dict[int, _End] = {}
-        self.mends: list[_Mend] = []
+        self.recovery_times: list[_RecoveryTimes] = []
         self.checks: list[CheckEntry] = []
         self._doubts: list[tuple[int, str]] = []
-        self._inquest = PostMortem()
+        self._post_mortem = PostMortem()
         self._detect_s: dict[tuple[int, str], float] = {}
         self._started: set[tuple[int, str]] = set()
 
     def follow(self, walked: Walked) -> None:
         line, before, after = walked.line, walked.before, walked.made.status
         if before is not None:
-            self._note(walked, before, after)
-            concluded = self._inquest.follow(line.event, before, walked.made)
-            if concluded is not None:
-                self._end(before.incarnation).verdict = concluded
+            self._take_in(walked, before, after)
+            conclusion = self._post_mortem.follow(line.event, before, walked.made)
+            if conclusion is not None:
+                self._end(before.incarnation).conclusion = conclusion
             if before.phase is Phase.RUN_COMMAND and after.phase is not Phase.RUN_COMMAND:
                 self._leave_run(line, before, after, walked.made.reason)
             elif walked.made.name == "merged":
@@ -223,11 +223,11 @@ class _Story:
                 self._end(before.incarnation).root = before.root
         if after.incarnation > (before.incarnation if before else 0):
             self._end(after.incarnation).started_at = line.t
-            if self.mends and self.mends[-1].ran_at is None:
-                self.mends[-1].ran_at = line.t
+            if self.recovery_times and self.recovery_times[-1].ran_at is None:
+                self.recovery_times[-1].ran_at = line.t
 
     def doubts(self, final: Status) -> tuple[str, ...]:
-        """What is odd about a success: noted in the incarnation with which the job ended."""
+        """What is odd about a success: notes of the incarnation with which the job ended."""
         if final.phase is not Phase.SUCCEED:
             return ()
         return tuple(text for incarnation, text in self._doubts if incarnation == final.incarnation)
@@ -237,11 +237,11 @@ class _Story:
 
     def _close(self, n: int, t: float, cause: str) -> _End:
         end = self._end(n)
-        if end.ended_at is None:  # what ended while the plane was away may have been seen to end before
+        if end.ended_at is None:  # an end while the plane was unreachable may have been recorded before
             end.ended_at, end.cause = t, cause
         return end
 
-    def _note(self, walked: Walked, before: Status, after: Status) -> None:
+    def _take_in(self, walked: Walked, before: Status, after: Status) -> None:
         event, t = walked.line.event, walked.line.t
         if isinstance(event, Error):
             self._error(event, t, before)
@@ -250,7 +250,7 @@ class _Story:
         elif isinstance(event, Independent) and walked.made.name == "merged":
             end = self._end(event.incarnation)
             end.root = end.root or event.worker
-            end.errors.setdefault(event.worker, self._trouble(event, t, before))
+            end.errors.setdefault(event.worker, self._worker_failure(event, t, before))
         elif isinstance(event, (Lost, Join)):
             self._losses(before, after, t)
         elif isinstance(event, Finish) and after is not before:
@@ -260,14 +260,16 @@ class _Story:
         elif isinstance(event, Noted) and event.code in DOUBTS:
             self._doubts.append((before.incarnation, f"{event.worker}: {event.detail}"))
 
-    def _trouble(self, event: Error | Independent, t: float, status: Status) -> _Trouble:
+    def _worker_failure(self, event: Error | Independent, t: float, status: Status) -> _WorkerFailure:
         worker = status.worker(event.worker)
-        return _Trouble(event.worker, worker.node_name if worker else "", t, event.reason, event.failures)
+        return _WorkerFailure(
+            event.worker, worker.node_name if worker else "", t, event.reason, event.failures
+        )
 
     def _error(self, event: Error, t: float, before: Status) -> None:
         errors = self._end(event.incarnation).errors
         if event.worker not in errors:  # a repeated report is no second failure
-            errors[event.worker] = self._trouble(event, t, before)
+            errors[event.worker] = self._worker_failure(event, t, before)
             if "detect_s" in event.timings_s:
                 self._detect_s[event.incarnation, event.worker] = event.timings_s["detect_s"]
 
@@ -280,7 +282,7 @@ class _Story:
                 old = before.worker(worker.name)
                 node = old.node_name if old else worker.node_name
                 losses = self._end(before.incarnation).losses
-                losses.setdefault(worker.name, _Trouble(worker.name, node, t, reason))
+                losses.setdefault(worker.name, _WorkerFailure(worker.name, node, t, reason))
 
     def _leave_run(self, line: Line, before: Status, after: Status, reason: str) -> None:
         end = self._close(before.incarnation, line.t, reason)
@@ -293,38 +295,38 @@ class _Story:
                 end.root, why = failed.name, failed.last_failed_reason
                 end.cause = f"{failed.name} failed: {why}"
                 # Its Error is missing if a master died before it wrote the line and another adopted the job.
-                end.errors.setdefault(failed.name, _Trouble(failed.name, failed.node_name, line.t, why))
+                end.errors.setdefault(failed.name, _WorkerFailure(failed.name, failed.node_name, line.t, why))
         if after.phase in RECOVERING:
-            trouble = end.losses.get(end.root) or end.errors.get(end.root)
-            noticed = trouble.t if trouble else line.t
+            failed_worker = end.losses.get(end.root) or end.errors.get(end.root)
+            noticed = failed_worker.t if failed_worker else line.t
             detect_s = self._detect_s.get((end.n, end.root))
-            self.mends.append(_Mend(end.n, noticed, line.t, detect_s))
+            self.recovery_times.append(_RecoveryTimes(end.n, noticed, line.t, detect_s))
 
     def _finish(self, event: Finish, t: float, before: Status) -> None:
         phase = _CHECKING.get(before.phase)
         if phase:
             self.checks += [_check(event, phase, check) for check in event.checks]
-        mend = self.mends[-1] if self.mends else None
-        if mend is None or mend.ran_at is not None:
+        times = self.recovery_times[-1] if self.recovery_times else None
+        if times is None or times.ran_at is not None:
             return
-        mend.finished_at = t
-        _keep_longest(mend.timings_s, event.timings_s)
+        times.finished_at = t
+        _keep_longest(times.timings_s, event.timings_s)
 
     def _start(self, event: Started, t: float) -> None:
         key = (event.incarnation, event.worker)
-        mend = next((mend for mend in self.mends if mend.n + 1 == event.incarnation), None)
-        if mend is not None and "first_step_s" in event.timings_s:  # told later, and of all ranks at once
-            _keep_longest(mend.timings_s, event.timings_s)
+        times = next((each for each in self.recovery_times if each.n + 1 == event.incarnation), None)
+        if times is not None and "first_step_s" in event.timings_s:  # comes later, for all ranks at once
+            _keep_longest(times.timings_s, event.timings_s)
             return
-        if mend is None or key in self._started:
+        if times is None or key in self._started:
             return
         self._started.add(key)
-        mend.started_at = t
-        _keep_longest(mend.timings_s, event.timings_s)
+        times.started_at = t
+        _keep_longest(times.timings_s, event.timings_s)
 
 
 def _keep_longest(timings_s: dict[str, float], more_s: dict[str, float]) -> None:
-    """Everybody waits for the slowest worker, so a segment lasts as long as its longest part."""
+    """All wait for the slowest worker, so a segment lasts as long as its longest part."""
     for name, seconds in more_s.items():
         timings_s[name] = max(seconds, timings_s.get(name, 0.0))
 
@@ -336,56 +338,56 @@ def _check(event: Finish, phase: str, check: CheckResult) -> CheckEntry:
     )  # fmt: skip
 
 
-def _recovery(mend: _Mend) -> Recovery:
-    ran_at = mend.ran_at if mend.ran_at is not None else mend.left_at
-    decide_s = mend.left_at - mend.noticed_at
-    if mend.finished_at is not None:
-        decide_s += ran_at - mend.finished_at
-    over = ran_at if mend.started_at is None else mend.started_at
-    first_step_s = mend.timings_s.get("first_step_s")
+def _recovery(times: _RecoveryTimes) -> Recovery:
+    ran_at = times.ran_at if times.ran_at is not None else times.left_at
+    decide_s = times.left_at - times.noticed_at
+    if times.finished_at is not None:
+        decide_s += ran_at - times.finished_at
+    over = ran_at if times.started_at is None else times.started_at
+    first_step_s = times.timings_s.get("first_step_s")
     return Recovery(
-        detect_s=mend.detect_s,
-        diagnose_s=mend.timings_s.get("diagnose_s"),
+        detect_s=times.detect_s,
+        diagnose_s=times.timings_s.get("diagnose_s"),
         decide_s=decide_s,
-        stop_s=mend.timings_s.get("stop_s"),
-        rendezvous_s=mend.timings_s.get("rendezvous_s"),
-        start_s=mend.timings_s.get("start_s"),
+        stop_s=times.timings_s.get("stop_s"),
+        rendezvous_s=times.timings_s.get("rendezvous_s"),
+        start_s=times.timings_s.get("start_s"),
         first_step_s=first_step_s,
-        total_s=(mend.detect_s or 0.0) + over - mend.noticed_at + (first_step_s or 0.0),
+        total_s=(times.detect_s or 0.0) + over - times.noticed_at + (first_step_s or 0.0),
     )
 
 
 def _failures(end: _End) -> list[FailureEntry]:
     """The failures of one incarnation, its root first: exactly one if a failure ended it, else none."""
-    troubles = [*end.errors.values()]
-    troubles += [loss for loss in end.losses.values() if loss.worker not in end.errors]
+    failed_workers = [*end.errors.values()]
+    failed_workers += [loss for loss in end.losses.values() if loss.worker not in end.errors]
     entries: list[FailureEntry] = []
-    for trouble in sorted(troubles, key=lambda trouble: (trouble.worker != end.root, trouble.t)):
-        ordered = sorted(trouble.failures, key=lambda failure: (role_of(failure) != "root", failure.time))
+    for failed in sorted(failed_workers, key=lambda each: (each.worker != end.root, each.t)):
+        ordered = sorted(failed.failures, key=lambda failure: (role_of(failure) != "root", failure.time))
         for failure in ordered or (None,):
-            is_root = trouble.worker == end.root and not entries
-            entries.append(_entry(trouble, failure, end.verdict if is_root else _CONSEQUENCE, is_root))
+            is_root = failed.worker == end.root and not entries
+            entries.append(_entry(failed, failure, end.conclusion if is_root else _CONSEQUENCE, is_root))
     return entries
 
 
 def _entry(
-    trouble: _Trouble, failure: Failure | None, verdict: Conclusion | None, is_root: bool
+    failed: _WorkerFailure, failure: Failure | None, conclusion: Conclusion | None, is_root: bool
 ) -> FailureEntry:
     signature = signature_of(failure) if failure else None
-    told = verdict.reason if verdict else ""
-    if signature and signature.fault_class not in told:
-        told = "; ".join(filter(None, [f"signature {signature.fault_class}", told]))
+    reason = conclusion.reason if conclusion else ""
+    if signature and signature.fault_class not in reason:
+        reason = "; ".join(filter(None, [f"signature {signature.fault_class}", reason]))
     return FailureEntry(
-        worker=trouble.worker,
-        node=trouble.node,
+        worker=failed.worker,
+        node=failed.node,
         rank=failure.rank if failure else None,
         exit_code=failure.exit_code if failure else None,
         signal=failure.signal if failure else None,
         exception=failure.exception if failure else None,
         last_lines=failure.last_lines if failure else (),
         role="root" if is_root else "consequence",
-        fault_class=verdict.fault_class if verdict else "unknown",
-        level=verdict.level if verdict else 0,
-        reason=f"{trouble.reason} ({told})" if told else trouble.reason,
-        time=failure.time if failure else trouble.t,
+        fault_class=conclusion.fault_class if conclusion else "unknown",
+        level=conclusion.level if conclusion else 0,
+        reason=f"{failed.reason} ({reason})" if reason else failed.reason,
+        time=failure.time if failure else failed.t,
     )

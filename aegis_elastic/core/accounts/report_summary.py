@@ -1,4 +1,4 @@
-"""A report that fits into one message: a long job's has more bytes than the bus takes. Pure."""
+"""The job report cut to fit into one message: a long job's has more bytes than the bus takes. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Cut = Callable[[Report], Report]
 
 
 def fit_report(report: Report, bytes_max: int) -> Report:
-    """The report, or what people look for first in it, in so many bytes of JSON; its summary says if it is
-    cut.
+    """The report in at most `bytes_max` bytes of JSON: as it is, or cut to its essential parts, which its
+    summary then says.
     """
     if len(msgspec.json.encode(report)) <= bytes_max:
         return report
@@ -30,12 +30,12 @@ def fit_report(report: Report, bytes_max: int) -> Report:
     return short
 
 
-def _without_peers_words(report: Report) -> Report:
-    bare = [entry if entry.role == "root" else _wordless(entry) for entry in report.failures]
-    return msgspec.structs.replace(report, failures=tuple(bare))
+def _without_peers_texts(report: Report) -> Report:
+    shortened = [entry if entry.role == "root" else _without_texts(entry) for entry in report.failures]
+    return msgspec.structs.replace(report, failures=tuple(shortened))
 
 
-def _findings_alone(report: Report) -> Report:
+def _findings_only(report: Report) -> Report:
     return msgspec.structs.replace(report, checks=tuple(each for each in report.checks if not each.passed))
 
 
@@ -43,14 +43,14 @@ def _newest_roots(report: Report) -> Report:
     roots = [entry for entry in report.failures if entry.role == "root"]
     return msgspec.structs.replace(
         report,
-        failures=tuple(map(_wordless, roots[-KEPT:])),
+        failures=tuple(map(_without_texts, roots[-KEPT:])),
         checks=report.checks[-KEPT:],
         incarnations=report.incarnations[-KEPT:],
         recoveries=report.recoveries[-KEPT:],
     )
 
 
-def _bare(report: Report) -> Report:
+def _minimal(report: Report) -> Report:
     return msgspec.structs.replace(
         report,
         fail_reason=report.fail_reason[:TEXT_CHARS_MAX],
@@ -64,9 +64,11 @@ def _bare(report: Report) -> Report:
     )
 
 
-def _wordless(entry: FailureEntry) -> FailureEntry:
-    said = entry.exception[:TEXT_CHARS_MAX] if entry.exception else None
-    return msgspec.structs.replace(entry, exception=said, last_lines=(), reason=entry.reason[:TEXT_CHARS_MAX])
+def _without_texts(entry: FailureEntry) -> FailureEntry:
+    exception = entry.exception[:TEXT_CHARS_MAX] if entry.exception else None
+    return msgspec.structs.replace(
+        entry, exception=exception, last_lines=(), reason=entry.reason[:TEXT_CHARS_MAX]
+    )
 
 
-_CUTS: tuple[Cut, ...] = (_without_peers_words, _findings_alone, _newest_roots, _bare)
+_CUTS: tuple[Cut, ...] = (_without_peers_texts, _findings_only, _newest_roots, _minimal)

@@ -1,4 +1,4 @@
-"""A status as people and programs are shown it: the fields of `aegisctl status --json`, no more, no fewer."""
+"""The view of a status for people and programs: the fields of `aegisctl status --json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aegis_elastic.core.rank_assignment import assign_ranks
 
 
 class WorkerView(msgspec.Struct, frozen=True, rename="camel"):
-    """One seated worker; `ranks` are the global ranks of its training processes."""
+    """One worker with ranks; `ranks` are the global ranks of its training processes."""
 
     name: str
     node: str
@@ -23,7 +23,7 @@ class WorkerView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def worker_views(status: Status) -> tuple[WorkerView, ...]:
-    """The seated workers, in group-rank order."""
+    """The workers with ranks, in group-rank order."""
     return tuple(
         WorkerView(
             name=worker.name,
@@ -39,7 +39,7 @@ def worker_views(status: Status) -> tuple[WorkerView, ...]:
 
 
 def status_view(status: Status, plane: dict[str, Any]) -> dict[str, Any]:
-    """The status as plain JSON values. `plane`: how the control plane itself is, passed on unchanged."""
+    """The status as plain JSON values. `plane`: the control plane's own state, passed on unchanged."""
     spec = status.spec
     return {
         "job": spec.job_name,
@@ -59,7 +59,7 @@ def status_view(status: Status, plane: dict[str, Any]) -> dict[str, Any]:
 
 
 def beside_training(status: Status) -> dict[str, Any]:
-    """What is known beside training itself, where there is something; part of `plane` in the view."""
+    """Marks, holds, evictions and steps, where there are any; part of `plane` in the view."""
     known = {
         "marks": [msgspec.to_builtins(mark) for mark in status.marks],
         "held": status.held,

@@ -1,4 +1,8 @@
-"""When is a checkpoint complete? Decided over a listing of files, per framework; no disk is read here."""
+"""Whether a checkpoint is complete, by the rules of each framework.
+
+Pure: decided over a `Listing` of files that an agent made; imports nothing else of the package, and no disk
+is read. Start with `complete`; the rules are in `frameworks` and `torch_files`, one function a framework.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ __all__ = [
 ]
 
 AUTO = "auto"
-# In the order in which they may claim a place: the frameworks that use another's files come before it.
+# In the order in which they may claim a path: the frameworks that use another's files come before it.
 _RULES: dict[str, Callable[[Listing], Found]] = {
     "hf": find_hf,
     "lightning": find_lightning,
@@ -48,28 +52,28 @@ KINDS = (AUTO, *_RULES)
 def complete(kind: str, listing: Listing) -> tuple[Checkpoint, ...]:
     """The complete checkpoints in a listing, by one framework's rule or, with `auto`, each by its own.
 
-    KeyError for a kind that isn't in KINDS.
+    Raises KeyError for a kind that isn't in KINDS.
     """
     if kind != AUTO:
         return _RULES[kind](listing).complete
     claimed: list[str] = []
     found: list[Checkpoint] = []
     for rule in _RULES.values():
-        made = rule(listing)
-        found += [checkpoint for checkpoint in made.complete if not _is_within(checkpoint.path, claimed)]
-        claimed += made.claims
+        by_rule = rule(listing)
+        found += [checkpoint for checkpoint in by_rule.complete if not _is_within(checkpoint.path, claimed)]
+        claimed += by_rule.claims
     return tuple(found)
 
 
-def _is_within(path: str, places: Iterable[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") or place == "" for place in places)
+def _is_within(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") or folder == "" for folder in folders)
 
 
 class SeenCheckpoints:
-    """Which of the complete checkpoints are new: each is told once, and what was there before never.
+    """Which of the complete checkpoints are new: each is returned once, and those from before never.
 
-    `floor_ns`: the newest time of anything that was there when the ranks were started. A part that is no
-    newer belongs to a checkpoint that somebody else made, however complete the set looks.
+    `floor_ns`: the newest time of any file when the ranks were started. A part that is no newer belongs to an
+    earlier checkpoint, however complete the set looks.
     """
 
     def __init__(self, floor_ns: int = -1) -> None:
@@ -77,14 +81,14 @@ class SeenCheckpoints:
         self._stamps: dict[str, int] = {}
 
     def rebase(self, floor_ns: int) -> None:
-        """Ranks start anew: what an interrupted save has left must not complete the next one."""
+        """The ranks restart: what an interrupted save left must not complete the next one."""
         self._floor_ns = max(floor_ns, self._floor_ns)
 
     def new(self, found: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
-        """Those that had not been complete before, in the order of their completion."""
+        """The checkpoints that were not complete before, in the order of their completion."""
         fresh = []
         for checkpoint in sorted(found, key=lambda one: (one.stamp_ns, one.step)):
-            # Saved again at the same place, a part of the old one may look like one of the new.
+            # Saved again at the same path, a part of the old one may look like one of the new.
             floor_ns = max(self._stamps.get(checkpoint.path, -1), self._floor_ns)
             if checkpoint.stamp_ns > floor_ns and checkpoint.oldest_ns > floor_ns:
                 self._stamps[checkpoint.path] = checkpoint.stamp_ns

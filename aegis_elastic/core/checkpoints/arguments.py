@@ -1,4 +1,4 @@
-"""Where does a training save? Read from its command line, as people write them; a guess that costs little."""
+"""The folders that a training saves to, guessed from its command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aegis_elastic.core.checkpoints import AUTO, KINDS
 
-# Options whose value is a folder that checkpoints go to. "-" and "_" are one, and so is "key=value" (hydra).
+# Options whose value is a folder for checkpoints. "-" and "_" are equal; "key=value" (hydra) counts, too.
 _FOLDER_OPTIONS = frozenset({
     "save", "output-dir", "default-root-dir", "checkpoint-dir", "checkpoints-dir", "ckpt-dir", "save-dir",
     "checkpoint-path", "ckpt-path", "save-path", "checkpoint", "ckpt", "dirpath", "log-dir", "exp-dir",
@@ -19,7 +19,7 @@ _FOLDER_OPTIONS = frozenset({
 # torchtitan names a folder inside another, both with defaults.
 _TITAN_TOP = ("job.dump-folder", "dump-folder")
 _TITAN_FOLDER = "checkpoint.folder"
-# Where frameworks save when nobody says where, below the working directory.
+# Where frameworks save by default, below the working directory.
 DEFAULT_FOLDERS = (
     "lightning_logs", "checkpoints", "checkpoint", "ckpt", "trainer_output", "outputs/checkpoint",
     "nemo_experiments",
@@ -34,11 +34,10 @@ class WatchedFolder(NamedTuple):
     path: str
 
 
-def places(arguments: Sequence[str], workdir: str) -> tuple[WatchedFolder, ...]:
-    """Folders that a training's arguments name (as absolute paths), or where it would save by default.
+def folders_to_watch(arguments: Sequence[str], workdir: str) -> tuple[WatchedFolder, ...]:
+    """The folders that a training's arguments name (as absolute paths), or its framework's default folders.
 
-    What is named is a place whatever option follows the other; a whole disk or the working directory itself
-    is none, since looking through it costs more than it is worth.
+    The root directory and the working directory itself are left out, since listing them costs too much.
     """
     given = dict(_options(arguments))
     found = [value for name, value in given.items() if name in _FOLDER_OPTIONS]
@@ -52,7 +51,7 @@ def places(arguments: Sequence[str], workdir: str) -> tuple[WatchedFolder, ...]:
 
 
 def parse_watched_folder(text: str, workdir: str) -> WatchedFolder:
-    """What `--aegis-ckpt-watch KIND:PATH` names. ValueError says what is wrong with it."""
+    """The folder that `--aegis-ckpt-watch KIND:PATH` names. Raises ValueError with what is wrong with it."""
     kind, colon, path = text.partition(":")
     if not colon or kind not in KINDS or not path:
         raise ValueError(f"{text!r} is not KIND:PATH with KIND one of {', '.join(KINDS)}")
@@ -63,12 +62,12 @@ def parse_watched_folder(text: str, workdir: str) -> WatchedFolder:
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of `--name value`, `--name=value` and `name=value`."""
-    for at, word in enumerate(arguments):
-        match = re.fullmatch(r"(?:--?|\+{1,2})?([A-Za-z][\w.\-]*)=(.*)", word, re.DOTALL)
+    for at, argument in enumerate(arguments):
+        match = re.fullmatch(r"(?:--?|\+{1,2})?([A-Za-z][\w.\-]*)=(.*)", argument, re.DOTALL)
         if match:
             yield _name(match.group(1)), match.group(2)
-        elif word.startswith("--") and at + 1 < len(arguments) and not arguments[at + 1].startswith("--"):
-            yield _name(word[2:]), arguments[at + 1]
+        elif argument.startswith("--") and at + 1 < len(arguments) and not arguments[at + 1].startswith("--"):
+            yield _name(argument[2:]), arguments[at + 1]
 
 
 def _name(text: str) -> str:

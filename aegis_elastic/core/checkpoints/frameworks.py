@@ -1,7 +1,7 @@
-"""When is a checkpoint of this framework complete? One function each, from the frameworks' own sources.
+"""When a checkpoint is complete: one function for each framework, from the frameworks' own sources.
 
-Each finds the places in a listing that are its framework's own, complete or not, and what is complete there.
-A doubt is never "complete": an eviction would go back to the checkpoint before, and lose what lies between.
+Each finds the paths in a listing that are its framework's own, complete or not, and what is complete there.
+In doubt it is not complete: an eviction would go back to the checkpoint before, and lose the steps between.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _NEMO_MARKER = "-unfinished"
 
 @dataclass(frozen=True)
 class Tracker:
-    """What Megatron's tracker file says: `folder` of the newest checkpoint, "" if the content means nothing.
+    """Megatron's tracker file: `folder` of the newest checkpoint, "" if the content is invalid.
 
-    Megatron takes a tracker that it can't read for a reason to exit, with code 0.
+    Megatron exits with code 0 on a tracker that it can't read.
     """
 
     path: str
@@ -65,7 +65,7 @@ def megatron_trackers(listing: Listing) -> tuple[Tracker, ...]:
 
 
 def find_megatron(listing: Listing) -> Found:
-    """`iter_%07d/` and then the tracker beside it: what the tracker doesn't name isn't finished.
+    """`iter_%07d/` and then the tracker file beside it: what the tracker doesn't name isn't complete.
 
     With asynchronous saving the order is the same; the tracker comes when the train loop finalises.
     """
@@ -102,9 +102,9 @@ def _megatron_oldest_ns(listing: Listing, folder: str, tracker_ns: int) -> int |
 
 
 def find_deepspeed(listing: Listing) -> Found:
-    """A folder per tag and a file `latest` that names one. `latest` can lead: rank 0 writes it unasked.
+    """A folder per tag and a file `latest` that names one. Rank 0 may write `latest` before others are done.
 
-    So every shard that there must be is looked at.
+    So every expected shard is checked.
     """
     claims, complete = [], []
     for folder, files in listing.folders.items():
@@ -123,11 +123,11 @@ def whole_deepspeed(listing: Listing, folder: str) -> Whole | None:
     """Whether the checkpoint that the file `latest` in this folder names is whole."""
     latest = listing.in_folder(folder).get("latest")
     tag = listing.text(join(folder, "latest"))
-    place = join(folder, tag)
-    names = [name for name in listing.in_folder(place) if _STATES.fullmatch(name)]
+    tag_folder = join(folder, tag)
+    names = [name for name in listing.in_folder(tag_folder) if _STATES.fullmatch(name)]
     if latest is None or not tag or "/" in tag or not names:
         return None
-    if not all(listing.is_whole_zip(join(place, name)) for name in names):
+    if not all(listing.is_whole_zip(join(tag_folder, name)) for name in names):
         return None
     shards = [match for match in map(_ZERO_SHARD.fullmatch, names) if match]
     models = {int(match.group(1)) for match in map(_MODEL_SHARD.fullmatch, names) if match}
@@ -138,7 +138,7 @@ def whole_deepspeed(listing: Listing, folder: str) -> Whole | None:
         all_there = models == set(range(len(models)))
     if not all_there or not any(name.endswith("_model_states.pt") for name in names):
         return None
-    times = [listing.in_folder(place)[name].mtime_ns for name in names]
+    times = [listing.in_folder(tag_folder)[name].mtime_ns for name in names]
     return Whole(max(latest.mtime_ns, *times), min(times))
 
 
@@ -152,7 +152,7 @@ def _is_grid(ranks: set[tuple[int, int]]) -> bool:
 
 
 def find_hf(listing: Listing) -> Found:
-    """`checkpoint-N/` with trainer_state.json last by rank 0, which waits for nobody's rng_state."""
+    """`checkpoint-N/` with trainer_state.json last by rank 0, which doesn't wait for others' rng_state."""
     claims, complete = [], []
     for folder in listing.folders:
         if not re.fullmatch(r"checkpoint-\d+", base(folder)):
@@ -191,7 +191,7 @@ def _whole_hf(listing: Listing, folder: str) -> Whole | None:
 
 
 def _hf_rngs(files: Iterable[str], world_size: int) -> tuple[str, ...]:
-    """The rng states that there must be; () if one of them is missing."""
+    """The names of the expected rng states; () if one of them is missing."""
     there = {name for name in files if re.fullmatch(r"rng_state(_\d+)?\.pth", name)}
     count = world_size or max(len(there), 1)
     wanted = ("rng_state.pth",) if count == 1 else tuple(f"rng_state_{rank}.pth" for rank in range(count))
@@ -202,7 +202,7 @@ def _hf_rngs(files: Iterable[str], world_size: int) -> tuple[str, ...]:
 
 
 def find_lightning(listing: Listing) -> Found:
-    """One `.ckpt`, moved into place; not in one moment when the temporary folder is on another file system.
+    """One `.ckpt`, moved into place; not atomically when the temporary folder is on another file system.
 
     Sharded strategies make it a folder, whose `meta.pt` comes last.
     """

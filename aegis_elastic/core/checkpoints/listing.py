@@ -1,8 +1,7 @@
-"""What was seen below a folder of checkpoints: sizes, times, and the little contents that matter. A value.
+"""A listing of a folder of checkpoints, as a value: sizes, times, and the ends of the files that matter.
 
-Everything that decides whether a checkpoint is complete decides over one of these; who walks the file system
-is `agents.checkpoints.boundary`. Paths are relative to the folder, with "/", whatever the system's separator
-is.
+All rules for complete checkpoints decide over a listing; `agents.checkpoints.lister` makes it from the file
+system. Paths are relative to the folder, with "/", whatever the system's separator is.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 MIB = 1 << 20
-# What of a file's end a judge wants to see. Trackers are a few bytes; `.metadata` and an index name shards.
+# How much of a file's end the rules need. Trackers are a few bytes; `.metadata` and an index name shards.
 _WANTED: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"(.*/)?(latest_checkpointed_iteration\.txt|latest|metadata\.json)"), 4096),
     (re.compile(r"(.*/)?(\.metadata|[^/]*\.index\.json)"), 8 * MIB),
@@ -36,16 +35,15 @@ class File(NamedTuple):
 
 
 def wanted_bytes(path: str) -> int:
-    """How many of this file's last bytes a judge wants; 0: its size and time are enough."""
+    """How many of this file's last bytes the rules need; 0: its size and time are enough."""
     return next((count for pattern, count in _WANTED if pattern.fullmatch(path)), 0)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One look at a folder.
+    """The files below a folder at one time.
 
-    `ends`: the last `wanted_bytes` of the files that have some. `world_size`: ranks of the training, 0 if
-    nobody knows.
+    `ends`: the last `wanted_bytes` of those files. `world_size`: ranks of the training, 0 if unknown.
     """
 
     files: Mapping[str, File]
@@ -102,10 +100,10 @@ class Listing:
 
 
 class Checkpoint(NamedTuple):
-    """A complete one. `path` from the top of the listing; `step` -1 where its name doesn't say.
+    """A complete checkpoint. `path` from the top of the listing; `step` -1 if its name has none.
 
-    `stamp_ns` is the time of its newest part, `oldest_ns` of its oldest: what is older than the last
-    completion at the same place is a part of that one.
+    `stamp_ns` is the time of its newest part, `oldest_ns` of its oldest: a part older than the last
+    completion at the same path belongs to that one.
     """
 
     kind: str
@@ -116,16 +114,16 @@ class Checkpoint(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a framework's rule makes of a listing: the places that are its own, and what is complete there."""
+    """The result of a framework's rule: the paths that are its own, and the complete checkpoints there."""
 
     claims: tuple[str, ...]
     complete: tuple[Checkpoint, ...]
 
 
 def is_zip_of(size: int, end: bytes) -> bool:
-    """Whether these are the last bytes of a whole zip of that size, by what its own end records say.
+    """Whether these are the last bytes of a whole zip of that size, by its own end records.
 
-    A file that is still being copied has another size than they tell, wherever the copy stands.
+    A file that is still being copied has another size than they say, however far the copy is.
     """
     if len(end) < _ZIP_END.size:
         return False
@@ -154,7 +152,7 @@ def base(path: str) -> str:
 
 
 def step_of(name: str) -> int:
-    """The step that a name tells: after "step=" or "step-", else its last number; -1: none."""
+    """The step in a name: after "step=" or "step-", else its last number; -1: none."""
     named = re.search(r"step[=_-]?(\d+)", name)
     numbers = re.findall(r"\d+", name)
     text = named.group(1) if named else numbers[-1] if numbers else "-1"

@@ -24,9 +24,9 @@ class Whole(NamedTuple):
 def whole_dcp(listing: Listing, folder: str) -> Whole | None:
     """Whether a folder holds a whole torch.distributed.checkpoint.
 
-    `.metadata` is put in place when every rank has written its shards. Saving again into the same folder
-    keeps the old one while shards are overwritten, so no shard may be newer; and a half that a purge left
-    behind misses shards that `.metadata` names.
+    `.metadata` is moved into place when every rank has written its shards. Saving again into the same folder
+    keeps the old one while shards are overwritten, so no shard may be newer; and a half-purged folder lacks
+    shards that `.metadata` names.
     """
     files = listing.in_folder(folder)
     metadata = files.get(METADATA)

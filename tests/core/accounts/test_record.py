@@ -110,12 +110,12 @@ def test_it_fits_while_sixteen_thousand_are_exceptions_one_after_the_other() -> 
     assert join(records.job, records.workers, records.worker_order) == status
 
 
-def test_it_fits_when_every_worker_has_failed_with_many_words() -> None:
+def test_it_fits_when_every_worker_has_failed_with_long_texts() -> None:
     status = big_job(1000)
     for worker in status.workers[:300]:
-        words = f"{worker.name}: " + hashlib.sha256(worker.name.encode()).hexdigest() * 70
+        text = f"{worker.name}: " + hashlib.sha256(worker.name.encode()).hexdigest() * 70
         status = step(
-            status, Error(worker.name, worker.uid, status.incarnation, status.seq_num, words), 8.0
+            status, Error(worker.name, worker.uid, status.incarnation, status.seq_num, text), 8.0
         ).status
         status = step(status, Reconcile(), 8.0).status
         done = tuple(msgspec.structs.replace(each, finished=True) for each in status.workers)
@@ -149,7 +149,7 @@ def test_stores_that_are_used_up_are_not_written_one_by_one() -> None:
     assert join(records.job, stored, records.worker_order) == after
 
 
-def test_few_seats_are_inside_the_job_record() -> None:
+def test_a_short_worker_order_is_inside_the_job_record() -> None:
     records = split(big_job(4))
     assert (records.worker_order, records.worker_order_id) == (b"", "")
 

@@ -7,8 +7,8 @@ import pytest
 from aegis_elastic.core.checkpoints.arguments import (
     DEFAULT_FOLDERS,
     WatchedFolder,
+    folders_to_watch,
     parse_watched_folder,
-    places,
 )
 
 
@@ -33,7 +33,7 @@ from aegis_elastic.core.checkpoints.arguments import (
 )
 def test_the_folder_is_found(line: str, path: str) -> None:
     wanted = path if path.startswith("/") else f"/home/me/{path}"
-    assert places(line.split(), "/home/me") == (WatchedFolder("auto", wanted),)
+    assert folders_to_watch(line.split(), "/home/me") == (WatchedFolder("auto", wanted),)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_the_folder_is_found(line: str, path: str) -> None:
 )  # fmt: skip
 def test_where_nothing_fit_is_named_the_usual_folders_are_looked_at(line: str) -> None:
     words = [word.strip("'") for word in line.split()]
-    found = {place.path for place in places(words, "/home/me")}
+    found = {place.path for place in folders_to_watch(words, "/home/me")}
     assert found <= {f"/home/me/{folder}" for folder in DEFAULT_FOLDERS}
 
 
 def test_two_options_are_two_places_and_one_folder_is_one() -> None:
     line = "train.py --save /a --checkpoint-dir /b --output_dir /a/"
-    assert [place.path for place in places(line.split(), "/home/me")] == ["/a", "/b"]
+    assert [place.path for place in folders_to_watch(line.split(), "/home/me")] == ["/a", "/b"]
 
 
 def test_a_place_can_be_named() -> None:
