@@ -183,7 +183,7 @@ async def _make_master(
     )
     limits = {"floor_s": config.hang_after_s, "silent_s": config.silent_s}
     limits["no_steps_s"] = config.policy.guard.heartbeat_stale_s
-    master.controllers.add(ProgressController(master.feed, **limits, moved=master.on_training_moved))
+    master.controllers.add(ProgressController(master.feed, **limits, on_moved=master.on_training_moved))
     fresh = begun.name == "create"
     storm_guard.add_to(master.controllers, master.feed, spec, config, store, fresh=fresh)
     monitoring = MonitoringController(master.feed, begun.status)

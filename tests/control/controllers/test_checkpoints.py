@@ -1,4 +1,4 @@
-"""The desk of checkpoints: told once whoever tells it, late ones called out, doubtful successes doubted."""
+"""Checkpoints: an event once whoever reports it, late ones noted, doubtful successes doubted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from aegis_elastic.core.model import JobSpec, Phase, Status, Verdict
 from aegis_elastic.core.protocol.messages import Message, MessageType, ReportData, WirePhase, decode, encode
 
 
-class Office:
-    """The desk beside a machine that runs two workers, a and b."""
+class Harness:
+    """The controller beside a machine that runs two workers, a and b."""
 
     def __init__(self, min_worker_num: int = 2) -> None:
         self.fed: list[Event] = []
@@ -43,13 +43,13 @@ class Office:
     def step(self, *events: Event) -> Status:
         done = []
         for event in (*events, *[Reconcile()] * 4):
-            made = step(self.status, event, time.time())
-            self.status = made.status
-            done.append(Applied(event, made))
+            transition = step(self.status, event, time.time())
+            self.status = transition.status
+            done.append(Applied(event, transition))
         self.controller.on_transitions(self.status, done)
         return self.status
 
-    def hear(
+    def report(
         self, worker: str, *, now_s: float = 0.0, kind: MessageType = MessageType.ACK, **facts: Any
     ) -> None:
         watched = {"boundary": msgspec.Raw(msgspec.json.encode(facts))}
@@ -62,7 +62,7 @@ class Office:
         self.controller.on_report(decode(encode(message)), now_s or time.monotonic())
 
     def take(self) -> list[Event]:
-        """What it has put in line; the machine hears it."""
+        """What it has put in line; the machine gets it."""
         fed, self.fed[:] = list(self.fed), []
         self.step(*fed)
         return fed
@@ -73,55 +73,55 @@ def seen(number: int, at_step: int, path: str = "/c") -> dict[str, Any]:
 
 
 @pytest.fixture
-def office() -> Office:
-    return Office()
+def harness() -> Harness:
+    return Harness()
 
 
-def test_a_checkpoint_is_told_once_however_often_it_is_reported(office: Office) -> None:
+def test_a_checkpoint_is_told_once_however_often_it_is_reported(harness: Harness) -> None:
     for _ in range(3):
-        office.hear("a", saved=[seen(1, 10)])
-    assert office.take() == [Saved(10, "/c", "dcp", 5.0)]
-    office.hear("a", saved=[seen(1, 10), seen(2, 20)])
-    office.hear("b", saved=[seen(1, 20, "/other/mount")])
-    assert [event.step for event in office.take() if isinstance(event, Saved)] == [20]
-    assert office.status.saved_step == 20
+        harness.report("a", saved=[seen(1, 10)])
+    assert harness.take() == [Saved(10, "/c", "dcp", 5.0)]
+    harness.report("a", saved=[seen(1, 10), seen(2, 20)])
+    harness.report("b", saved=[seen(1, 20, "/other/mount")])
+    assert [event.step for event in harness.take() if isinstance(event, Saved)] == [20]
+    assert harness.status.saved_step == 20
 
 
-def test_reports_that_were_lost_are_made_up_for_in_order(office: Office) -> None:
-    office.hear("a", saved=[seen(3, 30), seen(1, 10), seen(2, 20)])
-    assert [event.step for event in office.take() if isinstance(event, Saved)] == [10, 20, 30]
+def test_reports_that_were_lost_are_made_up_for_in_order(harness: Harness) -> None:
+    harness.report("a", saved=[seen(3, 30), seen(1, 10), seen(2, 20)])
+    assert [event.step for event in harness.take() if isinstance(event, Saved)] == [10, 20, 30]
 
 
-def test_one_whose_name_tells_no_step_is_newer_than_the_last(office: Office) -> None:
-    office.hear("a", saved=[seen(1, -1)])
-    office.hear("a", saved=[seen(1, -1), seen(2, 40), seen(3, -1)])
-    steps = [event.step for event in office.take() if isinstance(event, Saved)]
+def test_one_whose_name_tells_no_step_is_newer_than_the_last(harness: Harness) -> None:
+    harness.report("a", saved=[seen(1, -1)])
+    harness.report("a", saved=[seen(1, -1), seen(2, 40), seen(3, -1)])
+    steps = [event.step for event in harness.take() if isinstance(event, Saved)]
     assert len(steps) == 2, "the third is one of step 40 under another name"
     assert steps[1] == 40
 
 
-def test_a_new_start_may_come_by_the_same_step_again(office: Office) -> None:
-    office.hear("a", saved=[seen(1, 10), seen(2, 20)])
-    office.take()
-    status = office.status
-    office.step(Mark("node-b", "b", Verdict.FROZEN, "stands"))
-    office.step(Act("b", "frozen", "stands"))
-    office.finish()
-    assert office.status.incarnation == status.incarnation + 1
-    office.hear("a", saved=[seen(2, 20), seen(3, 10)])
-    assert [event.step for event in office.take() if isinstance(event, Saved)] == [10]
+def test_a_new_start_may_come_by_the_same_step_again(harness: Harness) -> None:
+    harness.report("a", saved=[seen(1, 10), seen(2, 20)])
+    harness.take()
+    status = harness.status
+    harness.step(Mark("node-b", "b", Verdict.FROZEN, "stands"))
+    harness.step(Act("b", "frozen", "stands"))
+    harness.finish()
+    assert harness.status.incarnation == status.incarnation + 1
+    harness.report("a", saved=[seen(2, 20), seen(3, 10)])
+    assert [event.step for event in harness.take() if isinstance(event, Saved)] == [10]
 
 
-def test_a_master_that_takes_over_does_not_take_old_ones_for_new(office: Office) -> None:
-    office.hear("a", saved=[seen(1, -1)])
-    office.take()
-    successor = Office()
+def test_a_master_that_takes_over_does_not_take_old_ones_for_new(harness: Harness) -> None:
+    harness.report("a", saved=[seen(1, -1)])
+    harness.take()
+    successor = Harness()
     successor.controller = CheckpointController(successor.fed.append)
-    successor.controller.on_transitions(office.status, ())
-    successor.status = office.status
-    successor.hear("a", saved=[seen(1, -1)])
+    successor.controller.on_transitions(harness.status, ())
+    successor.status = harness.status
+    successor.report("a", saved=[seen(1, -1)])
     assert successor.fed == []
-    successor.hear("a", saved=[seen(1, -1), seen(2, -1)])
+    successor.report("a", saved=[seen(1, -1), seen(2, -1)])
     assert len(successor.fed) == 1
 
 
@@ -136,74 +136,74 @@ def test_a_master_that_takes_over_does_not_take_old_ones_for_new(office: Office)
         {"saved": [{}]},
     ],
 )  # fmt: skip
-def test_facts_that_make_no_sense_are_no_checkpoints(office: Office, facts: dict[str, Any]) -> None:
-    office.hear("a", **facts)
-    assert office.take() == []
+def test_facts_that_make_no_sense_are_no_checkpoints(harness: Harness, facts: dict[str, Any]) -> None:
+    harness.report("a", **facts)
+    assert harness.take() == []
 
 
-def test_who_waits_in_vain_for_a_boundary_is_called_out_once(office: Office) -> None:
+def test_who_waits_in_vain_for_a_boundary_is_called_out_once(harness: Harness) -> None:
     """Two checkpoints, 100 s apart; then a slow node waits 300 s for the next."""
     began_s = time.monotonic()
-    office.hear("a", now_s=began_s, saved=[seen(1, 10)])
-    office.hear("a", now_s=began_s + 100, saved=[seen(1, 10), seen(2, 20)])
-    office.take()
-    assert math.isinf(office.controller.due_s()), "nobody waits"
-    office.step(Mark("node-b", "b", Verdict.SLOW, "1.5 times the others"))
-    due_s = office.controller.due_s()
+    harness.report("a", now_s=began_s, saved=[seen(1, 10)])
+    harness.report("a", now_s=began_s + 100, saved=[seen(1, 10), seen(2, 20)])
+    harness.take()
+    assert math.isinf(harness.controller.due_s()), "nobody waits"
+    harness.step(Mark("node-b", "b", Verdict.SLOW, "1.5 times the others"))
+    due_s = harness.controller.due_s()
     assert due_s == pytest.approx(began_s + 400, abs=5)
-    assert office.controller.events_due(due_s - 1) == []
-    (noted,) = office.controller.events_due(due_s)
+    assert harness.controller.events_due(due_s - 1) == []
+    (noted,) = harness.controller.events_due(due_s)
     assert isinstance(noted, Noted)
     assert (noted.code, noted.node_name) == (LATE, "node-b")
     assert "3 times the usual 100 s" in noted.detail
-    assert math.isinf(office.controller.due_s())
+    assert math.isinf(harness.controller.due_s())
 
 
-def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(office: Office) -> None:
+def test_every_boundary_starts_the_wait_anew_and_a_mark_that_goes_ends_it(harness: Harness) -> None:
     """The guard may want one more: one that comes after its own waiting."""
     began_s = time.monotonic()
-    office.hear("a", now_s=began_s, saved=[seen(1, 10)])
-    office.hear("a", now_s=began_s + 10, saved=[seen(2, 20)])
-    office.take()
-    office.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
-    due_s = office.controller.due_s()
-    assert len(office.controller.events_due(due_s)) == 1
-    assert math.isinf(office.controller.due_s()), "once for each"
-    office.hear("a", now_s=due_s, saved=[seen(3, 30)])
-    office.take()
-    assert due_s < office.controller.due_s() < math.inf
-    office.step(Unmark("node-b", Verdict.SLOW, "keeps up"))
-    assert math.isinf(office.controller.due_s())
+    harness.report("a", now_s=began_s, saved=[seen(1, 10)])
+    harness.report("a", now_s=began_s + 10, saved=[seen(2, 20)])
+    harness.take()
+    harness.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
+    due_s = harness.controller.due_s()
+    assert len(harness.controller.events_due(due_s)) == 1
+    assert math.isinf(harness.controller.due_s()), "once for each"
+    harness.report("a", now_s=due_s, saved=[seen(3, 30)])
+    harness.take()
+    assert due_s < harness.controller.due_s() < math.inf
+    harness.step(Unmark("node-b", Verdict.SLOW, "keeps up"))
+    assert math.isinf(harness.controller.due_s())
 
 
-def test_a_healthy_training_that_never_saves_calls_nobody(office: Office) -> None:
-    assert math.isinf(office.controller.due_s())
-    assert office.controller.events_due(time.monotonic() + 1e6) == []
+def test_a_healthy_training_that_never_saves_calls_nobody(harness: Harness) -> None:
+    assert math.isinf(harness.controller.due_s())
+    assert harness.controller.events_due(time.monotonic() + 1e6) == []
 
 
-def test_an_end_with_a_tracker_that_nobody_can_read_is_doubted_once(office: Office) -> None:
-    office.hear("a", unread="/c/latest_checkpointed_iteration.txt")
-    office.hear("a", unread="/c/latest_checkpointed_iteration.txt")
-    (noted,) = office.take()
+def test_an_end_with_a_tracker_that_nobody_can_read_is_doubted_once(harness: Harness) -> None:
+    harness.report("a", unread="/c/latest_checkpointed_iteration.txt")
+    harness.report("a", unread="/c/latest_checkpointed_iteration.txt")
+    (noted,) = harness.take()
     assert isinstance(noted, Noted)
     assert noted.code == UNREAD, "a warning, once; no doubt before the ranks have ended"
-    office.hear("a", kind=MessageType.FINISH, unread="/c/latest_checkpointed_iteration.txt")
-    (noted,) = office.fed
+    harness.report("a", kind=MessageType.FINISH, unread="/c/latest_checkpointed_iteration.txt")
+    (noted,) = harness.fed
     assert isinstance(noted, Noted)
     assert (noted.code, noted.worker) == (FALSE_SUCCESS, "a")
     assert "latest_checkpointed_iteration.txt" in noted.detail
-    office.take()
-    worker = office.status.workers[0]
-    office.step(Finish("a", worker.uid, office.status.incarnation, office.status.seq_num))
-    office.hear("a", kind=MessageType.FINISH, unread="/c/latest_checkpointed_iteration.txt")
-    assert office.fed == []
+    harness.take()
+    worker = harness.status.workers[0]
+    harness.step(Finish("a", worker.uid, harness.status.incarnation, harness.status.seq_num))
+    harness.report("a", kind=MessageType.FINISH, unread="/c/latest_checkpointed_iteration.txt")
+    assert harness.fed == []
 
 
 def test_the_boundary_is_what_a_slow_nodes_eviction_waits_for() -> None:
-    office = Office(min_worker_num=1)
-    office.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
-    assert office.step(Evict("node-b", "slow for 3 min")).phase is Phase.RUN_COMMAND
-    office.hear("a", saved=[seen(1, 10)])
-    office.take()
-    assert office.step().phase is Phase.RESTARTING
-    assert [node.node_name for node in office.status.error_nodes] == ["node-b"]
+    harness = Harness(min_worker_num=1)
+    harness.step(Mark("node-b", "b", Verdict.SLOW, "slow"))
+    assert harness.step(Evict("node-b", "slow for 3 min")).phase is Phase.RUN_COMMAND
+    harness.report("a", saved=[seen(1, 10)])
+    harness.take()
+    assert harness.step().phase is Phase.RESTARTING
+    assert [node.node_name for node in harness.status.error_nodes] == ["node-b"]

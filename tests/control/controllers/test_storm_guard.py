@@ -58,7 +58,7 @@ class Told(Pager):
         self.pages.append((key, text, urgent))
 
 
-class Office:
+class Harness:
     """A job of two workers in RunCommand with the guard beside it; what the guard feeds is stepped at
     once.
     """
@@ -100,14 +100,14 @@ class Office:
             await asyncio.sleep(0.005)
 
 
-def play(story: Callable[[Office], Awaitable[None]], **how: Any) -> Office:
-    async def whole() -> Office:
-        office = Office(**how)
+def play(story: Callable[[Harness], Awaitable[None]], **how: Any) -> Harness:
+    async def whole() -> Harness:
+        harness = Harness(**how)
         try:
-            await asyncio.wait_for(story(office), 15)
+            await asyncio.wait_for(story(harness), 15)
         finally:
-            await office.controllers.close()
-        return office
+            await harness.controllers.close()
+        return harness
 
     return asyncio.run(whole())
 
@@ -116,15 +116,15 @@ FROZEN = Mark("n1", "w1", Verdict.FROZEN, "no heartbeat")
 
 
 def test_a_mark_is_acted_on_and_the_outcome_is_what_the_job_made_of_it() -> None:
-    async def story(office: Office) -> None:
-        office.happens(FROZEN)
-        await office.until(lambda: office.recorded.status.phase is Phase.TROUBLESHOOTING)
-        assert office.recorded.status.recover_count == 1
-        office.recorded.everybody_finishes(time.time() - BEGIN)
-        office.controllers.on_transitions(office.recorded.status, ())
-        await office.until(lambda: len(office.pager.pages) == 2)
-        assert office.pager.pages[0][0].startswith("n1.due.")
-        key, text, urgent = office.pager.pages[1]
+    async def story(harness: Harness) -> None:
+        harness.happens(FROZEN)
+        await harness.until(lambda: harness.recorded.status.phase is Phase.TROUBLESHOOTING)
+        assert harness.recorded.status.recover_count == 1
+        harness.recorded.everybody_finishes(time.time() - BEGIN)
+        harness.controllers.on_transitions(harness.recorded.status, ())
+        await harness.until(lambda: len(harness.pager.pages) == 2)
+        assert harness.pager.pages[0][0].startswith("n1.due.")
+        key, text, urgent = harness.pager.pages[1]
         assert key.startswith("n1.done.")
         assert "incarnation 2 runs" in text
         assert not urgent
@@ -133,54 +133,56 @@ def test_a_mark_is_acted_on_and_the_outcome_is_what_the_job_made_of_it() -> None
 
 
 def test_a_restart_that_never_ends_is_a_failed_action() -> None:
-    async def story(office: Office) -> None:
-        office.happens(FROZEN)
-        await office.until(lambda: any(key.startswith("n1.failed") for key, _, _ in office.pager.pages))
-        failed = next(page for page in office.pager.pages if page[0].startswith("n1.failed"))
+    async def story(harness: Harness) -> None:
+        harness.happens(FROZEN)
+        await harness.until(lambda: any(key.startswith("n1.failed") for key, _, _ in harness.pager.pages))
+        failed = next(page for page in harness.pager.pages if page[0].startswith("n1.failed"))
         assert "training does not run again after 0 s" in failed[1]
         assert failed[2]
-        await office.until(lambda: any("recovery" in key for key, _, _ in office.pager.pages))
+        await harness.until(lambda: any("recovery" in key for key, _, _ in harness.pager.pages))
         await asyncio.sleep(0.1)
-        assert sum(isinstance(event, Act) for event in office.fed) == 0, "and nothing more until it has ended"
-        assert len(office.fed) < 5
+        assert sum(isinstance(event, Act) for event in harness.fed) == 0, (
+            "and nothing more until it has ended"
+        )
+        assert len(harness.fed) < 5
 
     play(story)
 
 
 def test_a_mark_that_goes_before_its_turn_costs_nothing() -> None:
-    async def story(office: Office) -> None:
-        office.happens(FROZEN)
-        await office.until(lambda: any(isinstance(event, Act) for event in office.fed), pump=False)
-        act = next(event for event in office.fed if isinstance(event, Act))
-        office.happens(Unmark("n1", Verdict.FROZEN, "it moves again"))
-        office.fed.remove(act)
-        office.happens(act)  # which comes too late
-        node, _ = await (await office.controller._guarded_actions()).node("n1")
-        await office.until(
-            lambda: any(isinstance(e, Noted) and e.code == "guard.withdrawn" for e in office.fed), False
+    async def story(harness: Harness) -> None:
+        harness.happens(FROZEN)
+        await harness.until(lambda: any(isinstance(event, Act) for event in harness.fed), pump=False)
+        act = next(event for event in harness.fed if isinstance(event, Act))
+        harness.happens(Unmark("n1", Verdict.FROZEN, "it moves again"))
+        harness.fed.remove(act)
+        harness.happens(act)  # which comes too late
+        node, _ = await (await harness.controller._guarded_actions()).node("n1")
+        await harness.until(
+            lambda: any(isinstance(e, Noted) and e.code == "guard.withdrawn" for e in harness.fed), False
         )
         await asyncio.sleep(0.05)
-        node, _ = await (await office.controller._guarded_actions()).node("n1")
+        node, _ = await (await harness.controller._guarded_actions()).node("n1")
         assert (node.counted, node.cool_until) == ((), 0.0)
-        assert office.recorded.status.recover_count == 0
+        assert harness.recorded.status.recover_count == 0
 
     play(story)
 
 
 def test_what_the_machine_pages_and_what_notes_call_for_reaches_humans_once() -> None:
-    async def story(office: Office) -> None:
-        status = office.recorded.status
+    async def story(harness: Harness) -> None:
+        status = harness.recorded.status
         paged = Transition(
             status, (Page(status.step, "evict.n1", "nobody could take its place"),), "", "evict"
         )
         note = Noted("w0", "n0", "success.false", "it couldn't read where it stood", 1.0)
         for _ in range(3):
-            office.controllers.on_transitions(status, [Applied(note, paged)])
-        await office.until(lambda: len(office.pager.pages) == 2)
+            harness.controllers.on_transitions(status, [Applied(note, paged)])
+        await harness.until(lambda: len(harness.pager.pages) == 2)
         await asyncio.sleep(0.1)
-        texts = {text for _, text, _ in office.pager.pages}
+        texts = {text for _, text, _ in harness.pager.pages}
         assert texts == {"nobody could take its place", "w0: it couldn't read where it stood"}
-        assert len(office.pager.pages) == 2
+        assert len(harness.pager.pages) == 2
 
     play(story)
 
@@ -197,11 +199,11 @@ def test_a_guard_without_its_store_allows_nothing_and_goes_on_when_it_is_back(
             raise StoreUnavailable("cannot reach the store")
         return MemoryStore(backend)
 
-    async def story(office: Office) -> None:
-        office.happens(FROZEN)
-        await office.until(lambda: times >= 3, pump=False)
-        assert not any(isinstance(event, Act) for event in office.fed)
-        await office.until(lambda: office.recorded.status.phase is Phase.TROUBLESHOOTING)
+    async def story(harness: Harness) -> None:
+        harness.happens(FROZEN)
+        await harness.until(lambda: times >= 3, pump=False)
+        assert not any(isinstance(event, Act) for event in harness.fed)
+        await harness.until(lambda: harness.recorded.status.phase is Phase.TROUBLESHOOTING)
         assert caplog.text.count("THE GUARD CAN'T REACH ITS RECORDS") == 1
 
     play(story, store=shaky)
@@ -211,43 +213,46 @@ def test_a_guard_that_breaks_is_put_aside_and_the_job_goes_on() -> None:
     async def broken() -> Store:
         raise ZeroDivisionError("a mistake of ours")
 
-    async def story(office: Office) -> None:
-        office.happens(FROZEN)
-        await office.until(lambda: office.controllers.due_s() == math.inf and bool(office.controllers.broken))
-        assert office.controllers.broken == {"StormGuardController": "ZeroDivisionError: a mistake of ours"}
+    async def story(harness: Harness) -> None:
+        harness.happens(FROZEN)
+        await harness.until(
+            lambda: harness.controllers.due_s() == math.inf and bool(harness.controllers.broken)
+        )
+        assert harness.controllers.broken == {"StormGuardController": "ZeroDivisionError: a mistake of ours"}
 
     play(story, store=broken)
 
 
 def test_the_breaker_stops_isolations_and_observing_stops_all() -> None:
-    async def story(office: Office) -> None:
-        guarded_actions = await office.controller._guarded_actions()
+    async def story(harness: Harness) -> None:
+        guarded_actions = await harness.controller._guarded_actions()
         for number in range(3):
             await guarded_actions.count("n1", Action.ISOLATE, str(number))
-            assert await office.controller.objection("n1") == ""
+            assert await harness.controller.objection("n1") == ""
         await guarded_actions.count("n1", Action.ISOLATE, "once more")
         assert (
-            await office.controller.objection("n1") == "the breaker is open: 4 actions in 24 h, 3 are allowed"
+            await harness.controller.objection("n1")
+            == "the breaker is open: 4 actions in 24 h, 3 are allowed"
         )
 
     play(story)
 
-    async def observing(office: Office) -> None:
-        assert await office.controller.objection("n1") == "the policy is to observe"
+    async def observing(harness: Harness) -> None:
+        assert await harness.controller.objection("n1") == "the policy is to observe"
 
     play(observing, policy=Policy(mode="observe"))
 
 
 def test_old_records_are_forgotten_and_young_ones_are_not() -> None:
-    async def story(office: Office) -> None:
-        guarded_actions = await office.controller._guarded_actions()
+    async def story(harness: Harness) -> None:
+        guarded_actions = await harness.controller._guarded_actions()
         await guarded_actions.page("n1", "old", "text", urgent=False)
         await guarded_actions.count("n1", Action.LEVEL_1, "old")
         now = time.time
-        office.controller._wall = lambda: now() + 3 * 86400
+        harness.controller._wall = lambda: now() + 3 * 86400
         await guarded_actions.page("n2", "young", "text", urgent=False)
         await guarded_actions.forget()
-        assert [key.split(".")[-1] for key in office.backend.entries] == [b"young".hex()]
+        assert [key.split(".")[-1] for key in harness.backend.entries] == [b"young".hex()]
 
     play(story)
 
@@ -256,47 +261,47 @@ def test_old_records_are_forgotten_and_young_ones_are_not() -> None:
 def test_where_the_breaker_is_open_a_spare_takes_over_from_who_fails_again(used: int) -> None:
     """Section 11: a crash is never left alone because of the breaker, but an open one prefers a spare."""
 
-    async def story(office: Office) -> None:
-        s = office.recorded.status
-        guarded_actions = await office.controller._guarded_actions()
+    async def story(harness: Harness) -> None:
+        s = harness.recorded.status
+        guarded_actions = await harness.controller._guarded_actions()
         for number in range(used):
             await guarded_actions.count("n1", Action.RESTART_HUNG, f"deed {number}")
-        office.happens(Join("w2", "u2", "n2", "127.0.0.1", 1), Fit("w2", "u2", True))
-        await office.until(lambda: office.controller._records_in == 1)
-        office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
-        assert office.recorded.status.phase is Phase.TROUBLESHOOTING, "at once, whatever the breaker says"
-        relief = [event for event in office.fed if isinstance(event, Relieve)]
+        harness.happens(Join("w2", "u2", "n2", "127.0.0.1", 1), Fit("w2", "u2", True))
+        await harness.until(lambda: harness.controller._records_in == 1)
+        harness.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
+        assert harness.recorded.status.phase is Phase.TROUBLESHOOTING, "at once, whatever the breaker says"
+        relief = [event for event in harness.fed if isinstance(event, Relieve)]
         assert len(relief) == (used == 3)
-        office.happens(*relief)
-        office.recorded.everybody_finishes(time.time() - BEGIN)
-        seated = [worker.name for worker in office.recorded.status.workers]
+        harness.happens(*relief)
+        harness.recorded.everybody_finishes(time.time() - BEGIN)
+        seated = [worker.name for worker in harness.recorded.status.workers]
         if used == 3:
             assert seated == ["w0", "w2"]
-            assert not office.recorded.status.error_nodes, "nothing was found broken there"
-            reasons = [line.reason for line in office.recorded.lines if line.transition == "relieve"]
+            assert not harness.recorded.status.error_nodes, "nothing was found broken there"
+            reasons = [line.reason for line in harness.recorded.lines if line.transition == "relieve"]
             assert reasons == [
                 "w1 is relieved: not counted; n1: the breaker is open: 3 actions in 24 h, 3 are allowed; w2 "
                 "steps in"
             ]
         else:
             assert seated == ["w0", "w1"]
-        assert office.recorded.status.recover_count == 1
+        assert harness.recorded.status.recover_count == 1
 
     play(story)
 
 
 def test_a_policy_that_observes_only_says_that_a_spare_would_take_over() -> None:
-    async def story(office: Office) -> None:
-        s = office.recorded.status
-        guarded_actions = await office.controller._guarded_actions()
+    async def story(harness: Harness) -> None:
+        s = harness.recorded.status
+        guarded_actions = await harness.controller._guarded_actions()
         for number in range(3):
             await guarded_actions.count("n1", Action.RESTART_HUNG, f"deed {number}")
-        office.happens(Noted("", "", "a.b", "wakes the desk", 0.0))
-        await office.until(lambda: office.controller._records_in == 1)
-        office.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
-        reasons = [e.detail for e in office.fed if isinstance(e, Noted) and e.code == "guard.would_act"]
+        harness.happens(Noted("", "", "a.b", "wakes the desk", 0.0))
+        await harness.until(lambda: harness.controller._records_in == 1)
+        harness.happens(Error("w1", "u1", s.incarnation, s.seq_num, "exit code 1"))
+        reasons = [e.detail for e in harness.fed if isinstance(e, Noted) and e.code == "guard.would_act"]
         assert reasons == ["a spare instead: the breaker is open: 3 actions in 24 h, 3 are allowed"]
-        assert not any(isinstance(event, Relieve) for event in office.fed)
+        assert not any(isinstance(event, Relieve) for event in harness.fed)
 
     play(story, policy=Policy("observe", QUICK.guard))
 
