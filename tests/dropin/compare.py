@@ -1,4 +1,6 @@
-"""What torchrun gave a rank beside what we gave it: equal, or a difference named here with its reason."""
+"""Compares what torchrun gave a rank with what we gave it: equal, or a difference listed here with its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _MADE_UP = (
 
 
 class Allowed(NamedTuple):
-    """A difference that may be: where, what must still hold of torchrun's value and ours, and why it is."""
+    """An allowed difference: where, what must still hold of torchrun's value and ours, and the reason."""
 
     place: str
     holds: Callable[[Any, Any], bool]
@@ -46,7 +48,7 @@ ALLOWED = (
     Allowed(
         "environ.TORCHELASTIC_MAX_RESTARTS",
         lambda theirs, ours: (theirs, ours) == ("0", "3"),
-        "3 where nobody gave a number, where torchrun has 0",
+        "3 is the default, where torchrun has 0",
     ),
     Allowed(
         "environ.SLURM_*",
@@ -66,7 +68,7 @@ ALLOWED = (
     Allowed(
         "environ.AEGIS_PROGRESS",
         _new,
-        "where a rank may say how far it is (docs/progress.md)",
+        "the folder in which a rank may report its progress (docs/progress.md)",
     ),
     Allowed(
         "descriptors.others",
@@ -139,6 +141,6 @@ def files(folder: Path, replaced: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def said(text: str, replaced: dict[str, str], ours: Callable[[str], bool]) -> list[str]:
-    """The lines of a stream that are the ranks', in no order: ranks write at the same time."""
-    return sorted(plain(line, replaced) for line in text.splitlines() if ours(line))
+def rank_lines(text: str, replaced: dict[str, str], of_rank: Callable[[str], bool]) -> list[str]:
+    """The lines of a stream that are the ranks', sorted: ranks write at the same time."""
+    return sorted(plain(line, replaced) for line in text.splitlines() if of_rank(line))

@@ -1,4 +1,4 @@
-"""Launch lines as people have them in their repositories; where they are from is said with each.
+"""Launch lines as people have them in their repositories, each with its source.
 
 `{port}` and `{cwd}` are filled in; sizes are two ranks a node and two nodes at most: the machine is
 small. Anything else is as it was written there, with the training's own arguments shortened.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 class Form(NamedTuple):
     """`script` is a bash script; `ranks` how many there are in all; `code` what both launchers end with.
 
-    `alone`: the port can't be chosen, so the two launchers have to take turns.
+    `exclusive`: the port can't be chosen, so the two launchers have to take turns.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Form(NamedTuple):
     script: str
     environment: Mapping[str, str] = MappingProxyType({})
     code: int = 0
-    alone: bool = False
+    exclusive: bool = False
 
 
 def renamed(script: str) -> str:
@@ -160,7 +160,7 @@ torchrun --nproc_per_node=2 --role : --tee 3 --no-python ./numa-set.sh pretrain_
 FIRST_HOST=localhost
 bash -c "torchrun --nproc_per_node 2 --nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=$FIRST_HOST \
   pretrain_gpt.py"
-""", alone=True),
+""", exclusive=True),
     Form("NeMo-Run", "NeMo-Run's torchrun component", 4, r"""
 for node_rank in 0 1; do
   torchrun --rdzv-backend c10d --rdzv-endpoint localhost:{port} --rdzv-id 4711 --nnodes 2 \

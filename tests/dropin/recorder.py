@@ -1,4 +1,4 @@
-"""The stand-in for everybody's training script: writes down all that its launcher gave it. Without torch.
+"""Used in place of a training script: records all that its launcher gave it. Without torch.
 
 It goes under many names (pretrain_gpt.py, a module, a program, a test of pytest) and does the same.
 """
@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-# Before anything else: what was imported, and which threads run, is the launcher's doing until here.
+# Before anything else: up to here only the launcher has imported modules and started threads.
 MODULES = sorted(sys.modules)
 
 
@@ -21,7 +21,7 @@ def status(field: str) -> str:
 
 
 def command(pid: int) -> list[str]:
-    """The words that a process was started with."""
+    """The command line of a process."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
 
 
@@ -30,9 +30,9 @@ def parents() -> list[list[str]]:
     found = []
     pid = os.getppid()
     while pid > 1:
-        words = command(pid)
-        found.append(words)
-        if words[-1].endswith("/launch.sh"):
+        argv = command(pid)
+        found.append(argv)
+        if argv[-1].endswith("/launch.sh"):
             break
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return found
@@ -51,9 +51,9 @@ def descriptors() -> dict[str, object]:
 
 
 def record() -> None:
-    """Write the record to $CORPUS_OUT, say a line on each stream, end as $CORPUS_EXIT=RANK:CODE says."""
+    """Write the record to $CORPUS_OUT, print a line on each stream, exit as $CORPUS_EXIT=RANK:CODE asks."""
     rank = os.environ["RANK"]
-    told = {
+    recorded = {
         "argv": sys.argv,
         "orig_argv": sys.orig_argv,
         "executable": sys.executable,
@@ -81,11 +81,11 @@ def record() -> None:
     sys.stderr.write(f"corpus: rank {rank} on stderr\n")
     sys.stdout.flush()
     folder = Path(os.environ["CORPUS_OUT"])
-    (folder / f"{rank}.part").write_text(json.dumps(told))
+    (folder / f"{rank}.part").write_text(json.dumps(recorded))
     (folder / f"{rank}.part").rename(folder / f"{rank}.json")
     failing, _, code = os.environ.get("CORPUS_EXIT", "").partition(":")
     if failing == rank:
-        # The others are ended for it; they shall have said what they had to.
+        # The others are stopped then, so they must have written their records before.
         while len(list(folder.glob("*.json"))) < int(os.environ["WORLD_SIZE"]):
             time.sleep(0.01)
         sys.exit(int(code))

@@ -1,4 +1,4 @@
-"""Launch lines of the wild, run as they stand under torchrun and under us: a rank can't tell the difference.
+"""Launch lines of public repositories, run unchanged by torchrun and by us: ranks see no difference.
 
 Two run always, one that succeeds and one that fails; all of them run in `make full`.
 """
@@ -53,7 +53,7 @@ class Running:
     def __init__(self, form: Form, folder: Path, script: str) -> None:
         self._folder = folder
         self._port = str(free_port())
-        _furnish(folder)
+        _write_programs(folder)
         filled = {"{port}": self._port, "{cwd}": str(folder)}
         self._replaced = {self._port: "{port}", str(folder): "{cwd}"}
         text = compare.plain(script, filled)
@@ -87,27 +87,27 @@ class Running:
             logs |= compare.files(self._folder / name, self._replaced)
         return Run(
             code,
-            compare.said(out, self._replaced, _of_a_rank),
-            compare.said(err, self._replaced, _of_a_rank),
+            compare.rank_lines(out, self._replaced, _of_a_rank),
+            compare.rank_lines(err, self._replaced, _of_a_rank),
             compare.plain(ranks, self._replaced),
             logs,
         )
 
     @property
-    def story(self) -> str:
-        """What it said, for whoever has to find out why a form failed."""
+    def output(self) -> str:
+        """The end of its output, to find out why a form failed."""
         return "\n".join(
             (self._folder / name).read_text(errors="replace")[-4000:] for name in ("stdout", "stderr")
         )
 
 
 def _of_a_rank(line: str) -> bool:
-    """Our report at the end quotes the last lines of who failed first: that is our own saying."""
+    """Whether a rank wrote this line: our report at the end quotes lines of the first failure, after "| "."""
     return "corpus:" in line and not line.lstrip().startswith("| ")
 
 
-def _furnish(folder: Path) -> None:
-    """The stand-in under every name that the forms call it by."""
+def _write_programs(folder: Path) -> None:
+    """Copy the recorder to every name that the forms use."""
     for name in ("bin", "tmp", "out", "torchtitan", "examples/mimo"):
         (folder / name).mkdir(parents=True)
     for name in ("pretrain_gpt.py", "torchtitan/train.py", "examples/mimo/train.py"):
@@ -131,25 +131,25 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize("form", cases())
-def test_a_rank_cannot_tell_the_difference(form: Form, tmp_path: Path) -> None:
+def test_a_rank_sees_no_difference(form: Form, tmp_path: Path) -> None:
     for name in ("torchrun", "aegis-run"):
         (tmp_path / name).mkdir()
     theirs_running = Running(form, tmp_path / "torchrun", form.script)
-    theirs = theirs_running.end() if form.alone else None
+    theirs = theirs_running.end() if form.exclusive else None
     ours_running = Running(form, tmp_path / "aegis-run", renamed(form.script))
     ours = ours_running.end()
     theirs = theirs or theirs_running.end()
-    story = f"--- torchrun\n{theirs_running.story}\n--- aegis-run\n{ours_running.story}"
+    output = f"--- torchrun\n{theirs_running.output}\n--- aegis-run\n{ours_running.output}"
 
-    assert (theirs.code, ours.code) == (form.code, form.code), story
-    assert len(theirs.ranks) == form.ranks and set(ours.ranks) == set(theirs.ranks), story
+    assert (theirs.code, ours.code) == (form.code, form.code), output
+    assert len(theirs.ranks) == form.ranks and set(ours.ranks) == set(theirs.ranks), output
     for rank in theirs.ranks:
         wrong = compare.not_allowed(theirs.ranks[rank], ours.ranks[rank])
         assert not wrong, f"rank {rank}: {json.dumps(wrong, indent=1)}"
         _family(ours.ranks[rank]["parents"])
-    assert ours.stdout == theirs.stdout, story
-    assert ours.stderr == theirs.stderr, story
-    assert ours.files == theirs.files, story
+    assert ours.stdout == theirs.stdout, output
+    assert ours.stderr == theirs.stderr, output
+    assert ours.files == theirs.files, output
 
 
 def _family(parents: list[list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""A wall clock that jumps: a library that processes preload, and the file that says by how many seconds."""
+"""A wall clock that jumps: a library that processes preload, and a file with the offset in seconds."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ time_t time(time_t *into) {
 
 
 class JumpingClock:
-    """Wall clock of all processes that get `environment`; monotonic time is left alone."""
+    """Wall clock of all processes that get `environment`; monotonic time is unchanged."""
 
     def __init__(self, folder: Path) -> None:
-        """Builds the library; FileNotFoundError without a C compiler."""
+        """Build the library; FileNotFoundError without a C compiler."""
         compiler = shutil.which("cc")
         if compiler is None:
             raise FileNotFoundError("no C compiler (cc) is installed")

@@ -1,6 +1,6 @@
-"""Do no harm: what looks like a fault and isn't leads to nothing. Kept green by every change.
+"""Do no harm: what looks like a failure and isn't one has no consequence.
 
-Whatever watches may note and mark; no rank may be restarted, no node may leave, no retry may be counted.
+Detectors may report and mark; no rank may be restarted, no node may leave, no retry may be counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.integration.harness import Job, hosts, stays, wait_for
 from tests.integration.plane.test_standalone import PORT, cut_off
 from tests.integration.trainings import beside, steps_of, write_training
 
-# Impatient, so that whatever were called a deadlock would be acted upon before the test is over.
+# Short limits, so that a supposed deadlock would be acted upon before the test is over.
 FLAGS = (
     *("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off", "--aegis-hang-after-s", "3"),
     *("--aegis-guard-persistence-s", "2", "--aegis-guard-look-s", "1"),
@@ -29,12 +29,12 @@ HOUR_S = 3600
 
 
 def hogs(count: int) -> AbstractContextManager[None]:
-    """So many processes that want a whole core."""
+    """So many processes that use a whole core each."""
     return beside(*[("while True: pass",)] * count)
 
 
-def let_end(job: Job, folder: Path, more: int) -> None:
-    """Let it train some steps more, then end; nothing may have been done to it."""
+def train_on_and_end(job: Job, folder: Path, more: int) -> None:
+    """Let it train some more steps, then end; no action may have been taken."""
     pids = {rank.pid for rank in job.ranks().values()}
     reached = steps_of(folder)
     wait_for(lambda: steps_of(folder) >= reached + more, f"{more} steps more")
@@ -51,7 +51,7 @@ def let_end(job: Job, folder: Path, more: int) -> None:
 
 
 def test_a_long_save_while_the_clock_jumps(tmp_path: Path, unmet: Callable[[str], None]) -> None:
-    """Rank 0 saves for three times as long as pauses ever were, and its peer waits for it in a collective."""
+    """Rank 0 saves for three times as long as any pause before, and its peer waits for it in a collective."""
     try:
         clock = JumpingClock(tmp_path)
     except FileNotFoundError as error:
@@ -62,7 +62,7 @@ def test_a_long_save_while_the_clock_jumps(tmp_path: Path, unmet: Callable[[str]
         clock.jump(HOUR_S)
         wait_for(lambda: steps_of(tmp_path) >= AT, "more of them")
         clock.jump(-HOUR_S)
-        let_end(job, tmp_path, 5)
+        train_on_and_end(job, tmp_path, 5)
 
 
 @pytest.mark.full
@@ -75,18 +75,18 @@ def test_a_pause_ten_times_as_long_as_any_before(tmp_path: Path, what: str, who:
     with Job(tmp_path, nproc=4, flags=FLAGS) as job:
         job.start(write_training(tmp_path), str(tmp_path), what, who, str(AT), "30")
         wait_for(lambda: steps_of(tmp_path) > AT, "the end of the pause", 120.0)
-        let_end(job, tmp_path, 10)
+        train_on_and_end(job, tmp_path, 10)
 
 
 @pytest.mark.full
-def test_cores_that_others_want_too(tmp_path: Path) -> None:
+def test_cores_that_other_processes_use_too(tmp_path: Path) -> None:
     with Job(tmp_path, nproc=4, flags=FLAGS) as job:
         job.start(write_training(tmp_path), str(tmp_path), "nothing", "all", "0", "0")
         wait_for(lambda: steps_of(tmp_path) >= AT, "steps")
         with hogs(8):
-            let_go = steps_of(tmp_path) + 60
-            wait_for(lambda: steps_of(tmp_path) >= let_go, "steps on busy cores", 300.0)
-        let_end(job, tmp_path, 10)
+            goal = steps_of(tmp_path) + 60
+            wait_for(lambda: steps_of(tmp_path) >= goal, "steps on busy cores", 300.0)
+        train_on_and_end(job, tmp_path, 10)
 
 
 @pytest.mark.full
@@ -101,7 +101,7 @@ def test_wall_clocks_that_jump_back_and_forth(tmp_path: Path, unmet: Callable[[s
             clock.jump(by)
             reached = steps_of(tmp_path)
             wait_for(lambda reached=reached: steps_of(tmp_path) >= reached + 20, f"steps at {by} s")  # type: ignore[misc]
-        let_end(job, tmp_path, 10)
+        train_on_and_end(job, tmp_path, 10)
 
 
 @pytest.mark.full
@@ -110,10 +110,10 @@ def test_wall_clocks_that_jump_back_and_forth(tmp_path: Path, unmet: Callable[[s
 def test_a_management_network_that_is_cut_off(tmp_path: Path, unmet: Callable[[str], None]) -> None:
     """Neither bus nor first contact for two minutes; the training network is another one."""
     with hosts(2, tmp_path, unmet) as net:
-        _cut_and_mend(net, tmp_path)
+        _cut_and_restore(net, tmp_path)
 
 
-def _cut_and_mend(net: Net, folder: Path) -> None:
+def _cut_and_restore(net: Net, folder: Path) -> None:
     near, far = net.hosts
     flags = (*FLAGS, "--aegis-lost-timeout-s", "5")
     with Job(folder, nnodes="2", nproc=2, endpoint=f"{near.address}:{PORT}", flags=flags) as job:
@@ -125,4 +125,4 @@ def _cut_and_mend(net: Net, folder: Path) -> None:
         cut_off(far, job, near)
         stays(lambda: len(job.ranks()) == 4, 120.0)
         far.unblock()
-        let_end(job, folder, 10)
+        train_on_and_end(job, folder, 10)

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - scripts on one line read better than strings in pieces
-"""A script can't tell whether its process was started cold or held ready: each behaviour is run both ways.
+"""A script sees no difference between a cold start and a warm spare: each behaviour is run both ways.
 
-The known differences stand in docs/performance.md; each has a test of its own below.
+The known differences are in docs/performance.md; each has a test of its own below.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     q = ctx.Queue()
     p = ctx.Process(target=work, args=(q,)); p.start(); print(q.get(timeout=50)); p.join(); print(p.exitcode)
 """
-# name: script, and the words after it
+# scripts by name
 SCRIPTS: dict[str, str] = {
     "argv": "import sys; print(sys.argv, sys.orig_argv[1:])",
     "main": "import __main__, sys; print(__name__, sorted(vars(__main__)), __main__.__spec__, __file__, __package__)",

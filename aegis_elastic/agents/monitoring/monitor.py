@@ -36,7 +36,7 @@ OnAnomalies = Callable[[Sequence[Anomaly]], None]
 
 
 class Monitor:
-    """The watcher `monitor` (see `agents.watch.contract`). `tell` is called from its thread."""
+    """The watcher `monitor` (see `agents.watch.contract`). `on_anomalies` is called from its thread."""
 
     name = "monitor"
 

@@ -123,7 +123,7 @@ def test_the_controller_makes_one_event_for_each_waiting_spare() -> None:
         controller.on_report(message, 0.0)
 
     report("c", {"fit": True})
-    assert fed == [], "nobody knows it yet"
+    assert fed == [], "the status doesn't have it yet"
     status = step(status, Join("c", "uid-c", "node-c", "127.0.0.1", 1), time.time()).status
     controller.on_transitions(status, ())
     for _ in range(3):

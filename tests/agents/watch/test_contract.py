@@ -1,4 +1,4 @@
-"""Watchers beside an agent: what they report, and that one which fails harms nobody."""
+"""Watchers beside an agent: what they report, and one that fails harms no other."""
 
 from __future__ import annotations
 
