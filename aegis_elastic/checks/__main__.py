@@ -4,11 +4,11 @@ usage: python -m aegis_elastic.checks < REQUEST
 
 The request is one JSON object, read until the end of the input:
   checks        names: io gpu runtime rdma hang env health allreduce_connection allreduce_performance
-  worker, node  who asks, for file names and texts
+  worker, node  names of the requester, for file names and texts
   paths         {"checkpoint"|"log"|"data"|"shm": directory}; all but "data" must be writable
   expectedGpus  how many GPUs this node should have (null: no expectation)
   world         {groupRank groupWorldSize rankOffset worldSize localWorldSize masterAddr masterPort device
-                tag}, for the collective checks; the TCPStore there is hosted by somebody else
+                tag}, for the collective checks; an agent hosts the TCPStore there
   rankPids      {global rank: pid} of the training processes that should be alive
   exits         {global rank: {exitCode signal exception}} of those that have ended
   budgetsS      {check: seconds} instead of the defaults
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         print(f"cannot run the checks: unexpected argument {argv[0]!r}, see --help", file=sys.stderr)
         return 2
     die_with_parent(os.getppid())
-    # An interrupt at the terminal reaches everybody there; it is for whoever asked us, and ends us with them.
+    # An interrupt at the terminal reaches all its processes; the one that started us handles it and ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     runner.load()
     try:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
             output.write(msgspec.json.encode(result) + b"\n")
             output.flush()
     except BrokenPipeError:
-        # Nobody reads any more. Python would complain once again when it flushes at exit.
+        # The reader is gone. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return 0

@@ -1,7 +1,7 @@
-"""What is checked before training: which versions a worker has, and whether all ranks can really talk.
+"""The checks before training: the versions of a worker (env), and a process group of all ranks (health).
 
-`environment` is this worker's record (its `details`); `summary.summarise` compares the records of all
-workers. `health` forms the training's own world, every rank of it, and verifies every value that comes back.
+`environment` is this worker's record (its `details`); `environments.summarise` compares the records of all
+workers. `health` forms a group of all ranks of the training and verifies every value that comes back.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pynvml
 import torch
 import torch.distributed as dist
 
-from aegis_elastic.checks.collective.process_group import WorldError, process_group
+from aegis_elastic.checks.collective.process_group import ProcessGroupError, process_group
 from aegis_elastic.checks.contract import child_process
 from aegis_elastic.checks.contract.budgets import budget_s
-from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.contract.child_process import OnStep, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.contract.request import CheckRequest, World
 from aegis_elastic.checks.gpu import check
 from aegis_elastic.core.model import CheckResult
@@ -42,16 +42,16 @@ LIBRARIES = (
 _ELEMENTS = 1024
 
 
-def environment(request: CheckRequest, note: Note) -> Outcome:
-    """The record of versions and devices; keys without a value (None) are not installed or not there."""
-    note("reading versions")
+def environment(request: CheckRequest, on_step: OnStep) -> Outcome:
+    """The record of versions and devices; None for what is not installed or not there."""
+    on_step("reading versions")
     record: dict[str, Scalar] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
     }
     record |= {f"lib_{name}": _version(name) for name in LIBRARIES}
-    note("asking for the GPUs")
+    on_step("counting the GPUs")
     count = torch.cuda.device_count()
     record["cuda_devices"] = count
     record["cuda_device_name"] = torch.cuda.get_device_name(0) if count else None
@@ -86,18 +86,20 @@ def _driver_version() -> str | None:
         pynvml.nvmlInit()
         return check.driver_version()
     except pynvml.NVMLError:
-        return None  # no driver: the record says just that, and whether it should be there is gpu's question
+        return None  # no driver; whether there should be one is checked by gpu
 
 
-def health(request: CheckRequest, note: Note) -> Outcome:
-    """A real process group, all_reduce and all_gather over all ranks, of which this node forks its own."""
+def health(request: CheckRequest, on_step: OnStep) -> Outcome:
+    """A process group of all ranks, with all_reduce and all_gather. This node forks a child for each of its
+    own.
+    """
     world = request.world
     if world is None:
         raise ValueError("health needs a world")
-    # The ranks report for themselves; this outlives them by what their own end needs.
+    # The children report for themselves, so they end a little before this budget does.
     seconds = budget_s("health", request.budgets_s) * 0.95
     ranks = [world.rank_offset + index for index in range(world.local_world_size)]
-    note(f"waiting for ranks {ranks[0]} to {ranks[-1]}")
+    on_step(f"waiting for ranks {ranks[0]} to {ranks[-1]}")
     tasks = [
         child_process.task(f"rank {rank}", partial(_rank, world, rank, seconds), seconds) for rank in ranks
     ]
@@ -111,7 +113,7 @@ def _merge(world: World, results: list[CheckResult]) -> Outcome:
     bad = [result for result in results if not result.passed]
     if not bad:
         return passed(f"health: {world.world_size} ranks form a group, every value in it is right", details)
-    # One rank that breaks makes the others time out: a crash or a wrong value says more than a missing peer.
+    # One broken rank makes the others time out, so a crash or a wrong value goes before a missing peer.
     consequences = ("failed", "missing_peer", "timeout")
     codes = {id(result): result.finding.rpartition(".")[2] for result in bad}
     first = min(bad, key=lambda result: codes[id(result)] in consequences)
@@ -119,30 +121,30 @@ def _merge(world: World, results: list[CheckResult]) -> Outcome:
     return failed(f"health.{codes[id(first)]}", first.scope, f"health: {text}", details)
 
 
-def _rank(world: World, rank: int, seconds: float, note: Note) -> Outcome:
+def _rank(world: World, rank: int, seconds: float, on_step: OnStep) -> Outcome:
     local = rank - world.rank_offset
     if world.device == "cuda" and local >= torch.cuda.device_count():
         text = f"rank {rank} finds no GPU {local}: {torch.cuda.device_count()} are visible"
         return failed("health.no_gpu", "hardware", text)
     try:
-        with process_group(world, "health", rank, world.world_size, local, seconds, note) as device:
-            return _verify(world.world_size, rank, device, note)
-    except WorldError as error:
-        who = "rank " if error.code == "missing_peer" else ""
-        return failed(f"health.{error.code}", "network", f"rank {rank}: {who}{error}")
+        with process_group(world, "health", rank, world.world_size, local, seconds, on_step) as device:
+            return _verify(world.world_size, rank, device, on_step)
+    except ProcessGroupError as error:
+        prefix = "rank " if error.code == "missing_peer" else ""
+        return failed(f"health.{error.code}", "network", f"rank {rank}: {prefix}{error}")
 
 
-def _verify(size: int, rank: int, device: torch.device, note: Note) -> Outcome:
-    """Every element of every rank has its own value, whole numbers, so that right means equal."""
+def _verify(size: int, rank: int, device: torch.device, on_step: OnStep) -> Outcome:
+    """Every element of every rank has its own value, a whole number, so results can be compared exactly."""
     base = torch.arange(_ELEMENTS, dtype=torch.int64, device=device)
-    mine = base + rank * _ELEMENTS
-    note("in all_reduce")
-    total = mine.clone()
+    own = base + rank * _ELEMENTS
+    on_step("in all_reduce")
+    total = own.clone()
     dist.all_reduce(total)
     wrong_sums = int((total != base * size + _ELEMENTS * (size * (size - 1) // 2)).sum())
-    note("in all_gather")
-    parts = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(parts, mine)
+    on_step("in all_gather")
+    parts = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(parts, own)
     wrong_from = [
         str(peer) for peer, part in enumerate(parts) if not torch.equal(part, base + peer * _ELEMENTS)
     ]

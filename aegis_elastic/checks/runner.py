@@ -1,4 +1,4 @@
-"""Which task answers which check. Nothing here is imported by a check's code, and torch only where needed."""
+"""Runs the checks of a request, each as a task in a child process. torch is imported only where needed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import partial
 
 from aegis_elastic.checks.contract import child_process
 from aegis_elastic.checks.contract.budgets import CHEAP, IMPORT_BUDGET_S, TORCH, budget_s
-from aegis_elastic.checks.contract.child_process import Channel, Note, Outcome, Task
+from aegis_elastic.checks.contract.child_process import Channel, OnStep, Outcome, Task
 from aegis_elastic.checks.contract.request import CheckRequest
 from aegis_elastic.core.model import CheckResult
 
-Check = Callable[[CheckRequest, Note], Outcome]
+Check = Callable[[CheckRequest, OnStep], Outcome]
 
 
 def run(request: CheckRequest) -> Iterator[CheckResult]:
-    """The results of all checks that are asked for, each as it ends."""
+    """The results of all requested checks, each as it ends."""
     tasks = [_cheap_task(name, request) for name in CHEAP if name in request.checks]
     in_torch = tuple(name for name in TORCH if name in request.checks)
     if in_torch:
@@ -26,19 +26,20 @@ def run(request: CheckRequest) -> Iterator[CheckResult]:
 
 
 def load() -> None:
-    """Import what the cheap checks need, for a process that waits for its request anyway. What is broken is
-    left to the check that needs it."""
-    for module in ("io", "gpu", "runtime", "rdma", "hang"):
+    """Import the modules of the cheap checks while waiting for the request. An import that fails is left to
+    the check that needs it.
+    """
+    for module in ("host.io", "gpu.check", "host.runtime", "host.rdma", "host.hang"):
         try:
             importlib.import_module(f"aegis_elastic.checks.{module}")
-        except Exception:  # noqa: BLE001 - whatever an import may do: its own child says so, as its finding
+        except Exception:  # noqa: BLE001 - an import may raise anything; the check's own child reports it as its finding
             continue
 
 
 def _cheap_task(name: str, request: CheckRequest) -> Task:
-    # The module is imported in the child: a broken library then breaks one check, and five imports overlap.
+    # The module is imported in the child: a broken library then fails one check only, and imports overlap.
     return child_process.task(
-        name, lambda note: _cheap_check(name)(request, note), budget_s(name, request.budgets_s)
+        name, lambda on_step: _cheap_check(name)(request, on_step), budget_s(name, request.budgets_s)
     )
 
 
@@ -71,12 +72,13 @@ def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:
     """
 
     def run_in_turn(channel: Channel) -> None:
-        channel.note("importing torch")
-        # Math libraries start threads at import, and a fork takes only the calling one along. Name look-ups
+        channel.step("importing torch")
+        # Math libraries start threads at import, and a fork keeps only the calling one. Name look-ups
         # of a TCPStore client stall for five seconds where reverse DNS is broken.
         os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
         os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-        # A refused connection is our finding; torch's C++ stack about it on the job's terminal helps nobody.
+        # A refused connection is our finding; torch's C++ stack trace of it would only litter the job's
+        # terminal.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         from aegis_elastic.checks import bootcheck
         from aegis_elastic.checks.collective import allreduce
@@ -90,7 +92,7 @@ def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:
         for name in names:
             check, seconds = checks[name], budget_s(name, request.budgets_s)
             channel.extend(seconds + 2 * child_process.KILL_WAIT_S)
-            channel.note(f"running {name}")
+            channel.step(f"running {name}")
             for result in child_process.run([child_process.task(name, partial(check, request), seconds)]):
                 channel.result(result)
 

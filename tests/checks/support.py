@@ -1,4 +1,4 @@
-"""How the tests of the checks ask the real process, as an agent does."""
+"""Runs the real process of the checks, as an agent does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def results(process: subprocess.Popen[bytes]) -> Iterator[CheckResult]:
     assert process.wait() == 0
 
 
-def ask(request: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, CheckResult]:
+def run_checks(request: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, CheckResult]:
     """All results of one request, by check."""
     return {result.check_type: result for result in results(start(request, env))}
 
@@ -49,8 +49,8 @@ def compile_c(compiler: str, source: Path, target: Path, *options: str) -> Path:
     return target
 
 
-# A new interpreter for each of a hundred states would take a minute; the client library asks the stand-in,
-# and that its file, anew at every call.
+# A new interpreter for each of a hundred states would take a minute; the stand-in reads its file anew at
+# every call.
 _MANY = """
 import json, os, sys, msgspec
 from aegis_elastic.checks import runner
@@ -65,13 +65,13 @@ for line in sys.stdin:
 """
 
 
-def ask_many(
-    asked: Sequence[tuple[Sequence[str], Mapping[str, Any]]], env: Mapping[str, str]
+def run_many(
+    requests: Sequence[tuple[Sequence[str], Mapping[str, Any]]], env: Mapping[str, str]
 ) -> list[CheckResult]:
     """One result for each (lines of the stand-in's file, request for one check), from a single process."""
     done = subprocess.run(
         [sys.executable, "-c", _MANY],
-        input="".join(json.dumps(each) + "\n" for each in asked),
+        input="".join(json.dumps(each) + "\n" for each in requests),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -79,5 +79,5 @@ def ask_many(
     )
     assert done.returncode == 0, done.stderr
     answers = [msgspec.json.decode(line, type=CheckResult) for line in done.stdout.splitlines()]
-    assert len(answers) == len(asked)
+    assert len(answers) == len(requests)
     return answers

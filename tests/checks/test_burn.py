@@ -11,7 +11,7 @@ import torch
 
 from aegis_elastic.checks import burn
 from aegis_elastic.checks.burn import Burner
-from aegis_elastic.checks.contract.burn_protocol import Progress, Request, Said
+from aegis_elastic.checks.contract.burn_protocol import OutputLine, Progress, Request
 from tests.checks.support import ROOT
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_a_healthy_device_is_right_in_every_element() -> None:
     last = ran(burner)
     (result,) = burn.judge([burner], last)
     assert result.passed, result.result
-    assert result.details["passes"] == last["cpu"].passes >= burn.PASSES_PER_LOOK
+    assert result.details["passes"] == last["cpu"].passes >= burn.PASSES_PER_READING
     assert result.details["wrong"] == 0
     assert result.result.endswith("every element right")
 
@@ -109,9 +109,9 @@ def test_its_process_says_where_it_is_and_ends_with_a_result() -> None:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
-    said = [msgspec.json.decode(line, type=Said) for line in done.stdout.splitlines()]
-    assert said[0].progress is not None and said[0].progress.passes == burn.PASSES_PER_LOOK
-    assert said[-1].result is not None and said[-1].result.passed
+    lines = [msgspec.json.decode(line, type=OutputLine) for line in done.stdout.splitlines()]
+    assert lines[0].progress is not None and lines[0].progress.passes == burn.PASSES_PER_READING
+    assert lines[-1].result is not None and lines[-1].result.passed
 
 
 def test_a_request_without_sense_is_refused() -> None:

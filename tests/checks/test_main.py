@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from aegis_elastic.checks.contract.budgets import ALL, CHEAP, DEFAULT_BUDGETS_S
-from tests.checks.support import COMMAND, ROOT, ask, results, start
+from tests.checks.support import COMMAND, ROOT, results, run_checks, start
 
 
 def test_a_healthy_machine_passes_every_cheap_check(tmp_path: Path) -> None:
     started = time.monotonic()
-    found = ask({"checks": CHEAP, "paths": {"checkpoint": str(tmp_path), "log": str(tmp_path)}})
+    found = run_checks({"checks": CHEAP, "paths": {"checkpoint": str(tmp_path), "log": str(tmp_path)}})
     print(f"five cheap checks side by side: {time.monotonic() - started:.3f} s")
     assert set(found) == set(CHEAP)
     assert all(result.passed for result in found.values()), [result.result for result in found.values()]
@@ -25,7 +25,7 @@ def test_cheap_checks_import_no_torch() -> None:
 
 
 def test_no_check_asked_for_is_an_empty_answer() -> None:
-    assert ask({"checks": []}) == {}
+    assert run_checks({"checks": []}) == {}
 
 
 def test_every_check_has_a_budget() -> None:

@@ -1,7 +1,7 @@
-"""A process group for the length of a check: meet at the given TCPStore, form it, leave together.
+"""A process group for one check: meet at the given TCPStore, form the group, leave it together.
 
-Peers are awaited before the group is formed, so that "node 2 never came" and "they can't connect" are told
-apart.
+All peers are awaited before the group is formed, to distinguish "node 2 never came" from "they can't
+connect".
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from aegis_elastic.checks.contract.child_process import Note
+from aegis_elastic.checks.contract.child_process import OnStep
 from aegis_elastic.checks.contract.request import World
 
-# Of a check's budget: the first for peers to come, the second for each collective operation. What is left is
-# for saying what went wrong, before the frame would only know that there was no answer.
+# Shares of a check's budget: to wait for peers, and for each collective operation. The rest is for reporting
+# what went wrong, before `child_process` can only report a timeout.
 PEERS_SHARE = 0.5
 OPERATION_SHARE = 0.25
-# A rank that is through must not close its connections while its peers still read from them.
+# A rank that has finished must not close its connections while its peers still read from them.
 LEAVE_SHARE = 0.05
 _NAMED_MAX = 16
 
 
-class WorldError(Exception):
-    """The check's world has not come about or broke; `code` is "store", "missing_peer" or "failed"."""
+class ProcessGroupError(Exception):
+    """The check's process group broke or didn't form; `code` is "store", "missing_peer" or "failed"."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -37,27 +37,27 @@ class WorldError(Exception):
 
 @contextmanager
 def process_group(
-    world: World, kind: str, rank: int, size: int, device_index: int, budget_s: float, note: Note
+    world: World, kind: str, rank: int, size: int, device_index: int, budget_s: float, on_step: OnStep
 ) -> Iterator[torch.device]:
-    """Be `rank` of `size` in a process group of its own; yields the device to use. Raises `WorldError`.
+    """Be `rank` of `size` in a process group; yields the device to use. Raises `ProcessGroupError`.
 
     `kind` names the check: each has its own keys in the store. Any error of torch inside the body counts as
     the group's.
     """
-    store = connect(world, kind, budget_s * PEERS_SHARE, note)
-    meet(store, rank, size, budget_s * PEERS_SHARE, note)
+    store = connect(world, kind, budget_s * PEERS_SHARE, on_step)
+    wait_for_peers(store, rank, size, budget_s * PEERS_SHARE, on_step)
     timeout_s, leave_s = budget_s * OPERATION_SHARE, budget_s * LEAVE_SHARE
-    with formed(store, world.device, rank, size, device_index, timeout_s, leave_s, note) as device:
+    with form_group(store, world.device, rank, size, device_index, timeout_s, leave_s, on_step) as device:
         yield device
 
 
-def connect(world: World, kind: str, timeout_s: float, note: Note) -> Store:
-    """A client of the world's store that sees only the keys of `kind`. Raises `WorldError` "store"."""
+def connect(world: World, kind: str, timeout_s: float, on_step: OnStep) -> Store:
+    """A client of the world's store that sees only the keys of `kind`. Raises `ProcessGroupError` "store"."""
     where = f"{world.master_addr}:{world.master_port}"
-    note(f"connecting to the store at {where}")
+    on_step(f"connecting to the store at {where}")
     try:
-        # torch's client retries a refused connection for up to twice its timeout, past the budget; but
-        # whoever names a store has it listening already, so one try tells.
+        # torch's client retries a refused connection for up to twice its timeout, beyond the budget; but the
+        # store listens already, so one attempt is enough.
         socket.create_connection((world.master_addr, world.master_port), timeout_s).close()
         base = TCPStore(
             world.master_addr,
@@ -67,27 +67,29 @@ def connect(world: World, kind: str, timeout_s: float, note: Note) -> Store:
             timeout=timedelta(seconds=timeout_s),
         )
     except (OSError, RuntimeError) as error:
-        raise WorldError("store", f"cannot reach the store at {where}: {first_line(error)}") from error
+        raise ProcessGroupError("store", f"cannot reach the store at {where}: {first_line(error)}") from error
     return PrefixStore(f"aegis/check/{world.tag}/{kind}", base)
 
 
-def meet(store: Store, rank: int, size: int, timeout_s: float, note: Note) -> None:
-    """Wait until all `size` peers are here. Raises `WorldError` "missing_peer", saying who isn't."""
-    note(f"waiting for {size} peers")
+def wait_for_peers(store: Store, rank: int, size: int, timeout_s: float, on_step: OnStep) -> None:
+    """Wait until all `size` peers have come. Raises `ProcessGroupError` "missing_peer", naming those that
+    haven't.
+    """
+    on_step(f"waiting for {size} peers")
     try:
         store.set(f"here/{rank}", "1")
         if store.add("here", 1) == size:
             store.set("complete", "1")
     except RuntimeError as error:
-        raise WorldError("store", f"lost the store while meeting: {first_line(error)}") from error
+        raise ProcessGroupError("store", f"lost the store while meeting: {first_line(error)}") from error
     try:
         store.wait(["complete"], timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise WorldError("missing_peer", _absent(store, size, timeout_s, error)) from error
+        raise ProcessGroupError("missing_peer", _missing_peers(store, size, timeout_s, error)) from error
 
 
 @contextmanager
-def formed(
+def form_group(
     store: Store,
     device_type: str,
     rank: int,
@@ -95,14 +97,14 @@ def formed(
     device_index: int,
     timeout_s: float,
     leave_s: float,
-    note: Note,
+    on_step: OnStep,
 ) -> Iterator[torch.device]:
-    """The process group itself, among peers that are there; `timeout_s` for each operation.
+    """The process group itself, among peers that have come; `timeout_s` for each operation.
 
-    Raises `WorldError` "failed".
+    Raises `ProcessGroupError` "failed".
     """
     device = torch.device("cpu")
-    note("forming the process group")
+    on_step("forming the process group")
     try:
         if device_type == "cuda":
             device = torch.device("cuda", device_index)
@@ -114,19 +116,19 @@ def formed(
             world_size=size,
             timeout=timedelta(seconds=timeout_s),
         )
-        note("in the process group")
+        on_step("in the process group")
         yield device
         if device_type == "cuda":
             torch.cuda.synchronize()
     except RuntimeError as error:  # torch's DistError family is one, and gloo raises it bare
-        raise WorldError("failed", first_line(error)) from error
+        raise ProcessGroupError("failed", first_line(error)) from error
     finally:
         _leave(store, size, leave_s)
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _absent(store: Store, size: int, timeout_s: float, error: RuntimeError) -> str:
+def _missing_peers(store: Store, size: int, timeout_s: float, error: RuntimeError) -> str:
     try:
         missing = [str(peer) for peer in range(size) if not store.check([f"here/{peer}"])]
     except RuntimeError:
@@ -141,10 +143,10 @@ def _leave(store: Store, size: int, timeout_s: float) -> None:
             store.set("all_done", "1")
         store.wait(["all_done"], timedelta(seconds=timeout_s))
     except RuntimeError:
-        # A peer that broke off never says so; the verdict stands already, only politeness ends here.
+        # A peer that failed never writes its key. The outcome is known already, so nothing is lost.
         return
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without torch's stack."""
+    """The message of an error, without torch's stack trace."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

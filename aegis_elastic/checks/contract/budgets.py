@@ -1,16 +1,16 @@
-"""The names of all checks and how long each may take. An overrun is a finding, so a budget is a statement."""
+"""The names of all checks, and the seconds that each may take. An overrun is a finding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Local, no torch, side by side; a healthy node is through them in a moment.
+# Local, without torch, run side by side; on a healthy node they take well below a second.
 CHEAP = ("io", "gpu", "runtime", "rdma", "hang")
-# Need torch; one after the other and in this order on every node, because they meet their peers there.
+# With torch; one after the other and in this order on every node, since most of them meet their peers.
 TORCH = ("env", "health", "allreduce_connection", "allreduce_performance")
 ALL = CHEAP + TORCH
 
-# Seconds (specification, section 8). Where it names no figure: runtime takes milliseconds when all is well,
+# Seconds (specification, section 8). Where it gives none: runtime takes milliseconds when all is well,
 # but the first cuInit on a node without persistence daemon takes seconds; hang reads the stacks of a node's
 # ranks; env and health are the bootcheck, where a cold file system pays for its first `import torch` too.
 DEFAULT_BUDGETS_S: Mapping[str, float] = {
@@ -25,7 +25,7 @@ DEFAULT_BUDGETS_S: Mapping[str, float] = {
     "allreduce_performance": 182.0,
 }
 
-# `import torch` comes before the first check that needs it and has its own share, or a slow disk would be
+# `import torch` comes before the first check that needs it and has its own budget, or a slow disk would be
 # reported as a broken network.
 IMPORT_BUDGET_S = 60.0
 

@@ -1,4 +1,4 @@
-"""What the stress test is asked and what it says: apart from it, because who asks needs no torch."""
+"""Request and output of the stress test, apart from `burn.py` since its caller needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Request(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Progress(msgspec.Struct, frozen=True, rename="camel"):
-    """Where one device is: products so far, wrong elements in them, speed, temperature (None: unknown)."""
+    """Progress of one device: products so far, wrong elements in them, speed, temperature (None: unknown)."""
 
     device: str
     elapsed_s: float
@@ -30,8 +30,8 @@ class Progress(msgspec.Struct, frozen=True, rename="camel"):
     temperature_c: int | None
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of output: either of them."""
+class OutputLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of output: progress of a device, or its result."""
 
     progress: Progress | None = None
     result: CheckResult | None = None

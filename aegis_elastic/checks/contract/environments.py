@@ -1,4 +1,4 @@
-"""Comparing the bootcheck's environment records of all workers: one line, and what differs. Pure."""
+"""Compares the environment records of all workers, as the bootcheck collects them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Differing = dict[str, dict[str, list[str]]]
 
 
 def summarise(records: Mapping[str, Mapping[str, Scalar]]) -> tuple[str, Differing]:
-    """One line over all workers' records, and for each key that differs: value -> the workers that have it.
+    """A summary in one line, and for each key that differs: value -> the workers that have it.
 
     The most common value comes first; a worker without a value has "absent".
     """

@@ -1,4 +1,4 @@
-"""What an agent asks the checks' process: one JSON object on its standard input."""
+"""The request to the checks' process: one JSON object on its standard input."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Scalar = float | int | str | bool | None
 
 
 class World(msgspec.Struct, frozen=True, rename="camel"):
-    """Who takes part in the collective checks, and where they meet.
+    """The nodes and ranks of the collective checks, and where they meet.
 
     One node is `group_rank` of `group_world_size` and has ranks `rank_offset` to `rank_offset +
     local_world_size` of `world_size`. The TCPStore at `master_addr`:`master_port` is hosted by an agent and
-    listens already; checks are its clients only. `tag` tells rounds apart that use the same store: old keys
-    of another round would be read as answers. `device` is "cpu" (gloo) or "cuda" (nccl).
+    listens already; checks are only clients. `tag` separates rounds in the same store: keys of an earlier
+    round must not be read as answers. `device` is "cpu" (gloo) or "cuda" (nccl).
     """
 
     group_rank: int
@@ -39,7 +39,7 @@ class World(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RankExit(msgspec.Struct, frozen=True, rename="camel"):
-    """How a training process ended, as far as the agent knows. `pid` is what it had (0: unknown)."""
+    """How a training process ended, as far as the agent knows. `pid` was its process id (0: unknown)."""
 
     exit_code: int | None = None
     signal: str | None = None
@@ -53,17 +53,17 @@ class RankExit(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CheckRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """Which checks to run on this node, and what they need to know.
+    """The checks to run on this node, and their parameters.
 
     `paths`: kind ("checkpoint", "log", "data", "shm") to directory. Everything but "data" must be writable.
     `rank_pids` and `exits`: the training's processes by global rank, live and ended. `budgets_s` overrides
-    the table by name. `baseline`: the `details` that the rdma and gpu checks gave at an earlier time, in one
-    (empty: none); counters and links are judged by what changed since. `slow_factor`: how many times slower
-    than the median of its peers a node must be to be called slow. `peer_medians`: what the median of the
-    peers has for figures of the io check ("checkpoint_write_s"); without them no storage is called slow.
-    `exclusive_gpus`: nobody else may hold memory on this node's GPUs. `rdma_root` and `kernel_log` are where
-    a running kernel has them; a copy of another machine's can be judged as well. `samples`: how often the
-    hang check looks at ranks that don't wait for others, to tell who moves from who stands.
+    the table by name. `baseline`: the `details` of earlier results of the rdma and gpu checks, merged (empty:
+    none); counters and links are judged by their change since. `slow_factor`: how many times slower than the
+    median of its peers a node must be to be called slow. `peer_medians`: the peers' medians of figures of the
+    io check ("checkpoint_write_s"); without them no storage is called slow. `exclusive_gpus`: no other
+    process may hold memory on this node's GPUs. `rdma_root` and `kernel_log` are the running kernel's paths;
+    copies of another machine's can be judged as well. `samples`: how often the hang check samples ranks that
+    don't wait for others, to see which of them move.
     """
 
     checks: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""The GPUs as NVIDIA's management library sees them, through nvidia-ml-py.
+"""The gpu check: the state of all GPUs by NVML, through nvidia-ml-py.
 
-Every probe asks one kind of question about one card and answers with problems; a card or driver that doesn't
-know the question is no problem (`nvml.ask`). Each problem carries a code, whose fault it is, and the vendor's
-advice; the gravest decides. NVML calls can hang for ever on a dead card: that is what the budget is for.
+Every probe queries one aspect of one GPU and returns problems; a query that the GPU or the driver doesn't
+support is no problem (`nvml.query`). Each problem has a code, a scope and the vendor's advice; the gravest
+decides. NVML calls can hang for ever on a broken GPU: that is what the budget is for.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from functools import partial
 
 import pynvml
 
-from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.contract.child_process import OnStep, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.contract.request import CheckRequest
 from aegis_elastic.checks.gpu import faults, links, memory, speed, tenants
-from aegis_elastic.checks.gpu.nvml import Card, Probe, Problem, ask
+from aegis_elastic.checks.gpu.nvml import Card, Probe, Problem, query
 from aegis_elastic.checks.host.kernel_log import address
 
 PROBES: tuple[Probe, ...] = (*memory.PROBES, *speed.PROBES, *links.PROBES)
 
 
-def check(request: CheckRequest, note: Note) -> Outcome:
-    """Count the cards and put every probe to each; passes, saying so, if none is there or expected.
+def check(request: CheckRequest, on_step: OnStep) -> Outcome:
+    """Count the GPUs and run every probe on each. Passes if none is there and none is expected.
 
     Details: "count", "driver", "name", "advice" (of the gravest finding), "gpu3" (its findings' codes), and
     what was read as "gpu3.<fact>"; `request.baseline` is the details of an earlier result.
     """
     expected = request.expected_gpus or 0
-    note("initialising NVML")
+    on_step("initialising NVML")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return _no_library(error, expected)
-    note("counting the GPUs")
+    on_step("counting the GPUs")
     count = int(pynvml.nvmlDeviceGetCount())
     details: dict[str, Scalar] = {"count": count, "driver": driver_version()}
     problems: list[tuple[int | None, Problem]] = []
@@ -42,17 +42,17 @@ def check(request: CheckRequest, note: Note) -> Outcome:
         problems.append((None, missing))
     cards: list[Card] = []
     for index in range(count):
-        note(f"asking GPU {index}")
+        on_step(f"asking GPU {index}")
         try:
             cards.append(_open(index, request.baseline, details))
         except pynvml.NVMLError as error:
             problems.append((index, _error(error)))
     events = faults.Events(cards)
     for card in cards:
-        note(f"asking GPU {card.index}")
+        on_step(f"asking GPU {card.index}")
         problems += [(card.index, problem) for problem in _examine(card, request)]
     problems += links.compare_links(cards).items()
-    note("reading reported faults")
+    on_step("reading reported faults")
     problems += events.take()
     events.close()
     problems += faults.from_kernel_log(request.kernel_log, cards, request.baseline, details)
@@ -68,11 +68,11 @@ def _conclude(problems: list[tuple[int | None, Problem]], details: dict[str, Sca
             if index is not None:
                 codes.setdefault(index, []).append(problem.finding)
         details |= {f"gpu{index}": ", ".join(dict.fromkeys(found)) for index, found in codes.items()}
-        # The order of the findings is by gravity, as the first one is what a person reads.
+        # By gravity, since the first one decides and is read first.
         ordered = sorted(problems, key=lambda found: found[1].gravity)
         worst = ordered[0][1]
         details["advice"] = worst.advice
-        text = "; ".join(f"{_who(index)}{problem.text}" for index, problem in ordered)
+        text = "; ".join(f"{_prefix(index)}{problem.text}" for index, problem in ordered)
         return failed(worst.finding, worst.scope, f"gpu: {text} [advice: {worst.advice}]", details)
     if not details["count"]:
         return passed("gpu: no GPU on this node, and none is expected", details)
@@ -80,13 +80,13 @@ def _conclude(problems: list[tuple[int | None, Problem]], details: dict[str, Sca
     return passed(f"gpu: {details['count']} x {name} healthy, driver {driver}", details)
 
 
-def _who(index: int | None) -> str:
+def _prefix(index: int | None) -> str:
     return "" if index is None else f"GPU {index} "
 
 
 def driver_version() -> str | None:
-    """The kernel driver's version, None where it doesn't tell. NVML must be initialised."""
-    version: str | None = ask(pynvml.nvmlSystemGetDriverVersion)
+    """The kernel driver's version, None if unknown. NVML must be initialised."""
+    version: str | None = query(pynvml.nvmlSystemGetDriverVersion)
     return version
 
 
@@ -105,27 +105,27 @@ def _no_library(error: pynvml.NVMLError, expected: int) -> Outcome:
 
 
 def _open(index: int, baseline: Mapping[str, Scalar], details: dict[str, Scalar]) -> Card:
-    """The card of this index. Raises NVMLError where it doesn't answer at all."""
+    """The GPU of this index. Raises NVMLError if it doesn't answer at all."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    name = ask(pynvml.nvmlDeviceGetName, handle)
+    name = query(pynvml.nvmlDeviceGetName, handle)
     details.setdefault("name", name)
-    pci = ask(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    pci = query(pynvml.nvmlDeviceGetPciInfo_v3, handle)
     bus = address(pci.busId) if pci is not None else ""
     prefix = f"gpu{index}."
-    before = {key.removeprefix(prefix): value for key, value in baseline.items() if key.startswith(prefix)}
-    return Card(index, handle, bus, {}, before)
+    previous = {key.removeprefix(prefix): value for key, value in baseline.items() if key.startswith(prefix)}
+    return Card(index, handle, bus, {}, previous)
 
 
 def _examine(card: Card, request: CheckRequest) -> list[Problem]:
-    """Everything that is wrong with this card.
+    """All problems of this GPU.
 
-    A card that stumbles over one question is noted; one that stumbles over most of them is broken.
+    Single probes that fail are only recorded; a GPU on which most probes fail is broken.
     """
-    ours = tenants.ours(request.rank_pids.values())
+    own_pids = tenants.own_pids(request.rank_pids.values())
     problems: list[Problem] = []
     unanswered: list[str] = []
-    others: Probe = partial(tenants.leftovers, ours=ours, exclusive=request.exclusive_gpus)
-    for probe in (*PROBES, others):
+    leftovers: Probe = partial(tenants.leftovers, own_pids=own_pids, exclusive=request.exclusive_gpus)
+    for probe in (*PROBES, leftovers):
         try:
             problems += probe(card)
         except pynvml.NVMLError as error:
@@ -162,7 +162,7 @@ _ERRORS = {
     pynvml.NVML_ERROR_CORRUPTED_INFOROM: Problem(
         "gpu.inforom", "hardware", "has lost its board's records (InfoROM): replace it", "isolate"
     ),
-    # A container that sees a card and may not use it: nothing is wrong with the card.
+    # A container that sees a GPU and may not use it: nothing is wrong with the GPU.
     pynvml.NVML_ERROR_NO_PERMISSION: Problem(
         "gpu.denied", "software", "may not be used from here: give the container this device", "restart"
     ),

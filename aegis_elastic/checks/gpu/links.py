@@ -1,4 +1,4 @@
-"""What joins GPUs to one another: NVLink and the fabric of NVSwitches."""
+"""Probes of the links between GPUs: NVLink and the NVSwitch fabric."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from aegis_elastic.checks.gpu.nvml import Card, Probe, Problem, ask
+from aegis_elastic.checks.gpu.nvml import Card, Probe, Problem, query
 
-# Growth since the last check that a link may have unnoticed. Replays and checksum errors are the link's daily
-# work; a recovery stops all traffic on it for a while.
+# Growth of counters since the last check that is tolerated. Replays and checksum errors are normal on a link;
+# a recovery stops all traffic on it for a while.
 NVLINK_GROWTH_MAX = {"recovery": 0, "replay": 1000, "crc_flit": 10_000, "crc_data": 100, "ecc_data": 100}
 _COUNTERS = {
     "recovery": pynvml.NVML_NVLINK_ERROR_DL_RECOVERY,
@@ -21,7 +21,7 @@ _COUNTERS = {
     "crc_data": pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
     "ecc_data": pynvml.NVML_NVLINK_ERROR_DL_ECC_DATA,
 }
-# With fewer cards no majority says how many links a card here should have.
+# With fewer GPUs there is no majority for how many links a GPU should have.
 _SIBLINGS_MIN = 3
 
 _COMPLETED = 3  # of NVML_GPU_FABRIC_STATE: 0 no fabric, 1 not started, 2 in progress
@@ -55,9 +55,9 @@ _HEALTH = (
 
 
 def nvlink(card: Card) -> list[Problem]:
-    """Notes how many links are up (judged among siblings) and finds error counters that grew."""
+    """Records how many links are up (`compare_links` judges that), and finds error counters that grew."""
     states = [
-        ask(pynvml.nvmlDeviceGetNvLinkState, card.handle, link)
+        query(pynvml.nvmlDeviceGetNvLinkState, card.handle, link)
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
     ]
     links = [link for link, state in enumerate(states) if state]
@@ -67,7 +67,7 @@ def nvlink(card: Card) -> list[Problem]:
     card.facts["nvlinks_up"] = len(links)
     problems = []
     for name, counter in _COUNTERS.items():
-        values = [ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, card.handle, link, counter) for link in links]
+        values = [query(pynvml.nvmlDeviceGetNvLinkErrorCounter, card.handle, link, counter) for link in links]
         counted = [value for value in values if value is not None]
         if not counted:
             continue
@@ -79,25 +79,25 @@ def nvlink(card: Card) -> list[Problem]:
 
 
 def compare_links(cards: Sequence[Card]) -> dict[int, Problem]:
-    """By card: fewer links than its siblings or than at the last check.
+    """By GPU: fewer links than its siblings or than at the last check.
 
-    How many a card should have is known only from others: cards without any bridge report all links down,
-    and some machines bridge only some of their cards. So a card without any link is a fault only if it is
-    the only one.
+    How many a GPU should have is known only from its siblings: GPUs without a bridge report all links down,
+    and some machines bridge only some of their GPUs. So a GPU without any link is a fault only if it is the
+    only one.
     """
     found: dict[int, Problem] = {}
     up = {card.index: card.facts["nvlinks_up"] for card in cards if "nvlinks_up" in card.facts}
-    usual, holders = Counter(up.values()).most_common(1)[0] if up else (0, 0)
+    majority, holders = Counter(up.values()).most_common(1)[0] if up else (0, 0)
     clear = len(up) >= _SIBLINGS_MIN and holders > len(up) / 2
     only_one = holders == len(up) - 1
     for card in cards:
-        now, then = up.get(card.index), card.before.get("nvlinks_up")
+        now, then = up.get(card.index), card.previous.get("nvlinks_up")
         if not isinstance(now, int):
             continue
         if isinstance(then, int) and now < then:
             text = f"has {now} NVLinks up, at the last check there were {then}"
-        elif clear and isinstance(usual, int) and now < usual and (now or only_one):
-            text = f"has {now} NVLinks up, the other GPUs have {usual}"
+        elif clear and isinstance(majority, int) and now < majority and (now or only_one):
+            text = f"has {now} NVLinks up, the other GPUs have {majority}"
         else:
             continue
         found[card.index] = Problem("gpu.nvlink_down", "hardware", text, "drain")
@@ -105,7 +105,7 @@ def compare_links(cards: Sequence[Card]) -> dict[int, Problem]:
 
 
 def fabric(card: Card) -> list[Problem]:
-    """Whether the fabric manager has joined this card to the NVSwitches, and how the fabric feels."""
+    """Whether the fabric manager has joined this GPU to the NVSwitches, and whether its fabric is healthy."""
     info = _fabric_info(card)
     if info is None or not info.state:
         return []
@@ -129,13 +129,13 @@ def fabric(card: Card) -> list[Problem]:
 
 
 def _fabric_info(card: Card) -> Any:
-    """The newest structure that client and driver both know, or None."""
+    """The newest structure that client and driver both support, or None."""
     for name in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
         structure = getattr(pynvml, name, None)
         if structure is None:
             continue
         info = structure()
-        if ask(pynvml.nvmlDeviceGetGpuFabricInfoV, card.handle, ctypes.byref(info)) is not None:
+        if query(pynvml.nvmlDeviceGetGpuFabricInfoV, card.handle, ctypes.byref(info)) is not None:
             return info
     return None
 

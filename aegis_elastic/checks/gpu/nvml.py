@@ -1,7 +1,7 @@
-"""Asking NVML, and what an answer amounts to: the common ground of the gpu check's probes.
+"""Queries of NVML, and the values that all probes of the gpu check share.
 
-Drivers and cards differ in what they know. A question that one doesn't know has the answer None, which is
-never a fault; errors that only a broken card gives go up to whoever examines it.
+Drivers and GPUs differ in what they support. An unsupported query returns None, which is never a fault;
+errors that only a broken GPU gives are raised.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pynvml
 
 from aegis_elastic.checks.contract.child_process import Scalar
 
-# Errors that speak of the card or of its driver. All others speak of the question: not supported, not in this
-# library, not with these rights, no such link, another version of the structure.
+# Errors of the GPU or of its driver. All others are about the query: not supported, not in this library, not
+# with these rights, no such link, another version of the structure.
 CARD_ERRORS = frozenset(
     {
         pynvml.NVML_ERROR_GPU_IS_LOST,
@@ -29,15 +29,15 @@ CARD_ERRORS = frozenset(
     }
 )
 
-# The vendor's words for what to do, the gravest first: take the node out and replace the part; give it no new
-# work and have an operator restart its services or the node; reset the GPU; restart the application; look.
+# The vendor's advice, the gravest first: take the node out and replace the part; give it no new work and have
+# an operator restart its services or the node; reset the GPU; restart the application; monitor it.
 ADVICE = ("isolate", "drain", "reset", "restart", "watch")
-# Hardware decides whether the node may stay, so it comes before all else; a card that is only slow, last.
+# The gravest first: hardware decides whether the node may stay; a GPU that is only slow comes last.
 SCOPES = ("hardware", "node", "software", "unknown", "slow")
 
 
 class Problem(NamedTuple):
-    """A finding about one card: code, whose fault (`SCOPES`), words for a person, the vendor's `ADVICE`."""
+    """A finding about one GPU: code, scope (`SCOPES`), text for people, the vendor's `ADVICE`."""
 
     finding: str
     scope: str
@@ -55,19 +55,19 @@ class Card:
     """One GPU under examination.
 
     `bus` is its PCI address as the kernel log writes it ("0000:1b:00"), "" if unknown. `facts` collects what
-    was read, for the details and for the next check; `before` is what the last check had read.
+    was read, for the details and for the next check; `previous` has the facts of the last check.
     """
 
     index: int
     handle: object
     bus: str
     facts: dict[str, Scalar]
-    before: Mapping[str, Scalar]
+    previous: Mapping[str, Scalar]
 
     def grown(self, counter: str, value: int) -> int:
-        """Notes a counter, and says by how much it grew since the last check (0 if there was none)."""
+        """Records a counter; returns its growth since the last check (0 if there was none)."""
         self.facts[counter] = value
-        then = self.before.get(counter)
+        then = self.previous.get(counter)
         if not isinstance(then, int) or isinstance(then, bool):
             return 0
         return value - then if value >= then else value  # below its last value it was reset in between
@@ -76,10 +76,10 @@ class Card:
 Probe = Callable[[Card], "list[Problem]"]
 
 
-def ask(question: Callable[..., Any], *arguments: object) -> Any:
-    """The answer, or None where card or driver don't know the question. Raises NVMLError of `CARD_ERRORS`."""
+def query(function: Callable[..., Any], *arguments: object) -> Any:
+    """The result, or None if GPU or driver don't support the query. Raises NVMLError of `CARD_ERRORS`."""
     try:
-        return question(*arguments)
+        return function(*arguments)
     except pynvml.NVMLError as error:
         if error.value in CARD_ERRORS:
             raise
@@ -87,10 +87,10 @@ def ask(question: Callable[..., Any], *arguments: object) -> Any:
 
 
 def field(handle: object, number: int | None) -> int | None:
-    """The value of one of NVML's numbered 32-bit fields; None if card, driver or client don't know it."""
+    """The value of one of NVML's numbered 32-bit fields; None if GPU, driver or client don't support it."""
     if number is None:
         return None
-    values = ask(pynvml.nvmlDeviceGetFieldValues, handle, [number])
+    values = query(pynvml.nvmlDeviceGetFieldValues, handle, [number])
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     value = values[0].value

@@ -1,22 +1,22 @@
-"""What makes a GPU slow: heat, throttling, a narrow PCIe link. A slow card is marked, not isolated."""
+"""Probes of what makes a GPU slow: heat, throttling, a narrow PCIe link. Their scope is "slow"."""
 
 from __future__ import annotations
 
 import pynvml
 
-from aegis_elastic.checks.gpu.nvml import Card, Probe, Problem, ask, field
+from aegis_elastic.checks.gpu.nvml import Card, Probe, Problem, field, query
 
-# A PCIe packet sent again costs a moment; so many since the last check say that the link is bad.
+# Single PCIe replays are harmless; so many since the last check mean a bad link.
 PCIE_REPLAY_GROWTH_MAX = 1000
 
-# Reasons that lower the clocks against the operator's will. Not among them, because healthy cards have
-# them all the time: idle (1), application clocks (2), the power cap (4), sync boost (16), display (256).
+# Reasons for lower clocks that are faults. Not among them, because healthy GPUs have them all the time: idle
+# (1), application clocks (2), the power cap (4), sync boost (16), display (256).
 _HW_SLOWDOWN, _SW_THERMAL, _HW_THERMAL, _POWER_BRAKE = 0x08, 0x20, 0x40, 0x80
 
 
 def temperature(card: Card) -> list[Problem]:
-    """Core and memory against the card's own thresholds, or its margin where it has no absolute ones."""
-    now = ask(pynvml.nvmlDeviceGetTemperature, card.handle, pynvml.NVML_TEMPERATURE_GPU)
+    """Core and memory against the GPU's own thresholds, or its margin where it has no absolute ones."""
+    now = query(pynvml.nvmlDeviceGetTemperature, card.handle, pynvml.NVML_TEMPERATURE_GPU)
     if now is not None:
         card.facts["temperature_c"] = now
     return _core(card, now) + _memory(card)
@@ -32,8 +32,8 @@ def _core(card: Card, now: int | None) -> list[Problem]:
         return [_hot("gpu.temperature", f"is at {now} C and slows down from {slowdown} C")]
     if slowdown or not hasattr(pynvml, "nvmlDeviceGetMarginTemperature"):
         return []
-    # Hopper and later tell how far below the limit they are; they slow down at a margin of that field's.
-    margin = ask(pynvml.nvmlDeviceGetMarginTemperature, card.handle)
+    # Hopper and later report how far below the limit they are; they slow down at the margin in that field.
+    margin = query(pynvml.nvmlDeviceGetMarginTemperature, card.handle)
     limit = field(card.handle, getattr(pynvml, "NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT", None)) or 0
     if margin is not None and margin <= limit:
         return [
@@ -55,14 +55,14 @@ def _hot(code: str, text: str) -> Problem:
 
 
 def _threshold(card: Card, which: int) -> int | None:
-    limit: int | None = ask(pynvml.nvmlDeviceGetTemperatureThreshold, card.handle, which)
+    limit: int | None = query(pynvml.nvmlDeviceGetTemperatureThreshold, card.handle, which)
     return limit
 
 
 def throttling(card: Card) -> list[Problem]:
-    """Whether the clocks are held down now, and by what."""
+    """Whether the clocks are throttled now, and why."""
     new = getattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)  # the old name went in 2023
-    reasons = ask(new or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card.handle) or 0
+    reasons = query(new or pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, card.handle) or 0
     problems = []
     if reasons & (_HW_THERMAL | _SW_THERMAL):
         who = "hardware" if reasons & _HW_THERMAL else "driver"
@@ -78,17 +78,14 @@ def throttling(card: Card) -> list[Problem]:
 
 
 def pcie(card: Card) -> list[Problem]:
-    """Lanes that are missing and packets that are sent again.
-
-    The generation drops whenever a card idles and says nothing.
-    """
+    """Missing lanes and replays. The link's generation isn't judged: it drops whenever a GPU idles."""
     problems = []
-    width = ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, card.handle)
-    widest = ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, card.handle)
+    width = query(pynvml.nvmlDeviceGetCurrPcieLinkWidth, card.handle)
+    widest = query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, card.handle)
     if width and widest and width < widest:
         text = f"runs on {width} of {widest} PCIe lanes: reseat it or drain the node"
         problems.append(Problem("gpu.pcie_width", "slow", text, "drain"))
-    replays = ask(pynvml.nvmlDeviceGetPcieReplayCounter, card.handle)
+    replays = query(pynvml.nvmlDeviceGetPcieReplayCounter, card.handle)
     grown = card.grown("pcie_replays", replays) if replays is not None else 0
     if grown > PCIE_REPLAY_GROWTH_MAX:
         text = f"had {grown} PCIe packets sent again since the last check"

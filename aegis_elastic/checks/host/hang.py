@@ -1,9 +1,10 @@
-"""Is a training process of this node stopped, stuck in the kernel or gone, and if not: at which line is it?
+"""The hang check: which ranks of this node are stopped, stuck in the kernel or gone, and where the others
+are.
 
 A stopped process (SIGSTOP, a debugger) or one that stays in uninterruptible sleep is the finding
-`hang.frozen`. A live one is described by its innermost Python frame, and compared with the other ranks
-of this node: who is not where most are, is named. Whether standing there means a hang can't be told from one
-look, so that is no finding, and nothing is killed here. py-spy reads the stacks without pausing the process.
+`hang.frozen`. A live one is described by its innermost Python frame, and compared with the other ranks of
+this node: those that aren't where most are, are named. One sample can't prove a hang, so that is no finding,
+and nothing is killed here. py-spy reads the stacks without pausing the process.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, die_with_parent, failed, passed
+from aegis_elastic.checks.contract.child_process import (
+    OnStep,
+    Outcome,
+    Scalar,
+    die_with_parent,
+    failed,
+    passed,
+)
 from aegis_elastic.checks.contract.request import CheckRequest
 from aegis_elastic.checks.host import kernel_log
-from aegis_elastic.core.detection import stacks as places
+from aegis_elastic.core.detection import stacks
 from aegis_elastic.core.detection.stacks import Frame, Stack
 
-# A process that reads a file is in D state for milliseconds; only one that is there every time is stuck.
+# A process that reads a file is in D state for milliseconds; only one that is in it in every sample is stuck.
 D_SAMPLES = 5
 D_INTERVAL_S = 0.05
 STACK_TIMEOUT_S = 8.0
@@ -45,20 +53,19 @@ class _Thread(msgspec.Struct):
     frames: list[_Frame]
 
 
-def check(request: CheckRequest, note: Note) -> Outcome:
-    """Say for every rank whether it ended, is frozen, or where it is.
+def check(request: CheckRequest, on_step: OnStep) -> Outcome:
+    """For every rank: whether it ended, is frozen, or where it is.
 
-    Details: "rank3" in words, "rank3_kernel" with what the kernel's log says of one that was killed,
-    "rank3_stack" for `core.detection.stacks` to compare across nodes, "rank3_moves" if one more of the
-    request's `samples` found it elsewhere, and "odd_ranks" and "desync" if ranks of this node stand apart
-    from most others here.
+    Details: "rank3" as text, "rank3_kernel" with the kernel log's line on one that was killed, "rank3_stack"
+    for `core.detection.stacks` to compare across nodes, "rank3_moves" if another of the request's `samples`
+    found it elsewhere, and "odd_ranks" and "desync" if ranks of this node differ from most others here.
     """
     details: dict[str, Scalar] = {
-        f"rank{rank}": f"ended: {how.describe()}" for rank, how in request.exits.items()
+        f"rank{rank}": f"ended: {ended.describe()}" for rank, ended in request.exits.items()
     }
-    note("reading what the kernel says of those that ended")
+    on_step("reading the kernel log on those that ended")
     details |= _kernel(request)
-    note("reading process states")
+    on_step("reading process states")
     states = _states(request.rank_pids)
     frozen: dict[int, str] = {}
     for rank, state in states.items():
@@ -69,34 +76,36 @@ def check(request: CheckRequest, note: Note) -> Outcome:
         elif state in ("", "Z", "X"):
             details.setdefault(f"rank{rank}", "ended")
     alive = {rank: pid for rank, pid in request.rank_pids.items() if f"rank{rank}" not in details}
-    note("reading stacks")
-    # A process in D state can't be read without risk of waiting like it.
+    on_step("reading stacks")
+    # Reading a process in D state may get stuck, too.
     read = _stacks({rank: pid for rank, pid in alive.items() if states[rank] != "D"})
     known = {rank: stack for rank, stack in read.items() if not isinstance(stack, str)}
     details |= {f"rank{rank}_moves": True for rank in _moving(alive, known, request.samples - 1)}
     for rank in alive:
         where = _where(read.get(rank, ""))
         details[f"rank{rank}"] = " ".join(filter(None, [frozen.get(rank, "runs"), where]))
-    details |= {f"rank{rank}_stack": places.pack(stack) for rank, stack in known.items() if stack}
-    return _conclude(alive, frozen, places.compare(known), details)
+    details |= {f"rank{rank}_stack": stacks.pack(stack) for rank, stack in known.items() if stack}
+    return _conclude(alive, frozen, stacks.compare(known), details)
 
 
 def _kernel(request: CheckRequest) -> dict[str, Scalar]:
-    """What the kernel says of ranks that died of a signal: why it killed them, or of what fault they died."""
-    pids = {how.pid: rank for rank, how in request.exits.items() if how.pid and how.signal}
+    """The kernel log's lines on ranks that died of a signal: why they were killed, or by which fault they
+    died.
+    """
+    pids = {ended.pid: rank for rank, ended in request.exits.items() if ended.pid and ended.signal}
     if not pids:
         return {}
     try:
-        said = kernel_log.about(request.kernel_log, pids)
+        lines = kernel_log.last_line_of(request.kernel_log, pids)
     except OSError:
-        return {}  # a container may not read it; then it says nothing
-    return {f"rank{pids[pid]}_kernel": text for pid, text in said.items()}
+        return {}  # a container may not read it
+    return {f"rank{pids[pid]}_kernel": text for pid, text in lines.items()}
 
 
 def _conclude(
     alive: Mapping[int, int],
     frozen: Mapping[int, str],
-    compared: places.Comparison,
+    compared: stacks.Comparison,
     details: dict[str, Scalar],
 ) -> Outcome:
     odd = compared.describe()
@@ -104,13 +113,13 @@ def _conclude(
         details["odd_ranks"] = ", ".join(str(rank) for rank in compared.odd)
         details["desync"] = compared.desync
         odd = f"; odd one out: {odd}"
-    said = "".join(
+    kernel_texts = "".join(
         f"; {key.removesuffix('_kernel')}: the kernel says: {text}"
         for key, text in details.items()
         if key.endswith("_kernel")
     )
     if not alive:
-        return passed(f"hang: no live rank on this node to look at{said}", details)
+        return passed(f"hang: no live rank on this node to look at{kernel_texts}", details)
     if frozen:
         text = "; ".join(f"rank {rank} {details[f'rank{rank}']}" for rank in frozen)
         return failed("hang.frozen", "node", f"hang: {text}{odd}", details)
@@ -119,16 +128,16 @@ def _conclude(
 
 
 def _moving(alive: Mapping[int, int], known: Mapping[int, Stack], times: int) -> set[int]:
-    """Ranks that a few more looks find elsewhere. Who waits for others in a collective doesn't move."""
+    """Ranks that further samples find elsewhere. Ranks that wait in a collective don't move."""
     moving: set[int] = set()
     with selectors.DefaultSelector() as pause:
         for _ in range(times):
-            still = {rank for rank, stack in known.items() if stack and not places.waits(stack)} - moving
+            still = {rank for rank, stack in known.items() if stack and not stacks.waits(stack)} - moving
             if not still:
                 break
-            pause.select(SAMPLE_INTERVAL_S)  # nothing tells when a process goes elsewhere: looking must do
+            pause.select(SAMPLE_INTERVAL_S)  # no event tells when a process moves on: it must be sampled
             for rank, stack in _stacks({rank: alive[rank] for rank in still}).items():
-                if not isinstance(stack, str) and stack and places.place(stack) != places.place(known[rank]):
+                if not isinstance(stack, str) and stack and stacks.place(stack) != stacks.place(known[rank]):
                     moving.add(rank)
     return moving
 
@@ -143,14 +152,14 @@ def _where(stack: Stack | str) -> str:
 
 
 def _states(rank_pids: dict[int, int]) -> dict[int, str]:
-    """The state letter of each rank's process, "" if it is gone; "D" only if it was there at every look."""
+    """The state letter of each rank's process, "" if it is gone; "D" only if every sample has it."""
     states = {rank: _state(pid) for rank, pid in rank_pids.items()}
     with selectors.DefaultSelector() as pause:
         for _ in range(D_SAMPLES - 1):
             asleep = [rank for rank, state in states.items() if state == "D"]
             if not asleep:
                 break
-            pause.select(D_INTERVAL_S)  # nothing tells when a process leaves the kernel: a few looks must do
+            pause.select(D_INTERVAL_S)  # no event tells when a process leaves the kernel: it must be sampled
             states.update({rank: _state(rank_pids[rank]) for rank in asleep})
     return states
 
@@ -170,7 +179,7 @@ class _Reader(NamedTuple):
 
 
 def _stacks(rank_pids: dict[int, int]) -> dict[int, Stack | str]:
-    """Every rank's main thread, all read at once: its stack, or in words why there is none."""
+    """The stack of every rank's main thread, all read at once, or a text that says why there is none."""
     program = shutil.which(
         "py-spy", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     )
@@ -195,13 +204,13 @@ def _stacks(rank_pids: dict[int, int]) -> dict[int, Stack | str]:
 
 def _stack(process: subprocess.Popen[bytes], timeout_s: float) -> Stack | str:
     try:
-        output, complaint = process.communicate(timeout=max(0.0, timeout_s))
+        output, errors = process.communicate(timeout=max(0.0, timeout_s))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return f"at an unknown line: py-spy gave no answer in {STACK_TIMEOUT_S:g} s"
     if process.returncode != 0:
-        lines = complaint.decode(errors="replace").strip().splitlines() or ["no message"]
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no message"]
         return f"at an unknown line: py-spy: {lines[0]}"
     return _main_thread(output)
 

@@ -1,9 +1,9 @@
-"""Storage: can this node write where the training writes, and does it read back what it wrote?
+"""The io check: can this node write where the training writes, and does it read back what it wrote?
 
-Every path is tried side by side, since one dead mount must not hide what is wrong with the next. What tells
-the faults apart is the errno of the call that failed; a path that doesn't answer at all is named shortly
-before the budget ends. Whose fault it is depends on where the path lies: storage that all nodes share is
-never one node's fault. Figures are told, and called slow only against those of peers.
+All paths are tried side by side, since one dead mount must not hide faults of the next. Faults are
+distinguished by the errno of the call that failed; a path that doesn't answer at all is named shortly before
+the budget ends. The scope depends on the path's mount: storage that all nodes share is never one node's
+fault. Times are recorded, and called slow only against those of peers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from aegis_elastic.checks.contract.budgets import budget_s
-from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.contract.child_process import OnStep, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.contract.request import CheckRequest
 from aegis_elastic.checks.host.mounts import Mount, mount_of, table
 
@@ -26,10 +26,10 @@ from aegis_elastic.checks.host.mounts import Mount, mount_of, table
 PROBE_BYTES = 1 << 20
 # Datasets are often mounted read-only: they are only read.
 READ_ONLY_KINDS = frozenset({"data"})
-# Of the budget, for the paths to answer; the rest is for saying which didn't.
+# Share of the budget in which the paths must answer; the rest is for naming those that didn't.
 ANSWER_SHARE = 0.95
-# Storage is called slow when it takes so many times as long as the peers' median takes, and longer than that
-# many seconds: twice a few milliseconds is noise, and no training feels it.
+# Storage is slow if it takes SLOW_FACTOR times as long as the peers' median, and longer than SLOW_S_MIN:
+# twice a few milliseconds is noise.
 SLOW_FACTOR, SLOW_S_MIN = 4.0, 0.5
 
 # errno -> (finding, scope on this node's own storage, what it means)
@@ -52,8 +52,8 @@ _FAULTS = {
 _GRAVEST_FIRST = ("hardware", "node", "network", "unknown", "slow")
 
 
-class _Answer(NamedTuple):
-    """What one path said."""
+class _PathResult(NamedTuple):
+    """The result of one path."""
 
     kind: str
     finding: str
@@ -62,7 +62,7 @@ class _Answer(NamedTuple):
     details: dict[str, Scalar]
 
 
-def check(request: CheckRequest, note: Note) -> Outcome:
+def check(request: CheckRequest, on_step: OnStep) -> Outcome:
     """Write, sync, read back and verify in every given path; read only where the kind is "data".
 
     Details by kind ("checkpoint_..."): `path`, `fs_type`, `device`, `shared`, `open_s`, `write_s`, `read_s`
@@ -72,100 +72,110 @@ def check(request: CheckRequest, note: Note) -> Outcome:
         return passed("io: no path was given to look at")
     budget = budget_s("io", request.budgets_s)
     deadline = time.monotonic() + budget * ANSWER_SHARE
-    answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-    # Where the paths really lie, as far as their threads have come.
-    places = dict(request.paths)
+    results: queue.SimpleQueue[_PathResult] = queue.SimpleQueue()
+    # The paths with links resolved, as far as their threads have come.
+    real_paths = dict(request.paths)
 
     def attempt(kind: str, path: str) -> None:
-        places[kind] = os.path.realpath(path)  # may hang like anything else
-        answers.put(_try(kind, path, request.worker))
+        real_paths[kind] = os.path.realpath(path)  # may hang, too
+        results.put(_try(kind, path, request.worker))
 
     for kind, path in request.paths.items():
-        # Owned by this child process, which ends with the last answer or at its budget.
+        # Threads of this child process, which ends with the last result or at its budget.
         threading.Thread(target=attempt, args=(kind, path), daemon=True).start()
     waiting = dict(request.paths)
-    done: list[_Answer] = []
+    done: list[_PathResult] = []
     while waiting:
-        note("waiting for " + _named(waiting))
+        on_step("waiting for " + _named(waiting))
         try:
-            answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            result = results.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            done.append(_hung(waiting, _mounts(places), budget))
+            done.append(_hung(waiting, _mounts(real_paths), budget))
             break
-        del waiting[answer.kind]
-        done.append(answer)
-    return _judge(done, _mounts(places), request.peer_medians)
+        del waiting[result.kind]
+        done.append(result)
+    return _judge(done, _mounts(real_paths), request.peer_medians)
 
 
-def _mounts(places: Mapping[str, str]) -> dict[str, Mount]:
+def _mounts(real_paths: Mapping[str, str]) -> dict[str, Mount]:
     mounts = table()
-    return {kind: mount_of(place, mounts) for kind, place in places.items()}
+    return {kind: mount_of(path, mounts) for kind, path in real_paths.items()}
 
 
 def _named(waiting: Mapping[str, str]) -> str:
     return ", ".join(f"{kind} {path}" for kind, path in waiting.items())
 
 
-def _hung(waiting: Mapping[str, str], where: Mapping[str, Mount], budget: float) -> _Answer:
+def _hung(waiting: Mapping[str, str], mounts: Mapping[str, Mount], budget: float) -> _PathResult:
     text = f"no answer in {budget:g} s (it was waiting for {_named(waiting)})"
-    own = [kind for kind in waiting if not where[kind].shared]
+    own = [kind for kind in waiting if not mounts[kind].shared]
     kind = (own or list(waiting))[0]
     details: dict[str, Scalar] = {"path": waiting[kind], "hangs": True}
-    return _Answer(kind, "io.timeout", "node" if own else "network", text, details)
+    return _PathResult(kind, "io.timeout", "node" if own else "network", text, details)
 
 
-def _judge(answers: list[_Answer], where: Mapping[str, Mount], medians: Mapping[str, float]) -> Outcome:
+def _judge(results: list[_PathResult], mounts: Mapping[str, Mount], medians: Mapping[str, float]) -> Outcome:
     details: dict[str, Scalar] = {}
-    for kind, mount in where.items():
+    for kind, mount in mounts.items():
         details |= {
             f"{kind}_fs_type": mount.fs_type,
             f"{kind}_device": mount.source,
             f"{kind}_shared": mount.shared,
         }
     judged = []
-    for answer in answers:
-        details.update({f"{answer.kind}_{key}": value for key, value in answer.details.items()})
-        judged.append(_placed(answer, where[answer.kind]) if answer.finding else _compared(answer, medians))
-    bad = [answer for answer in judged if answer.finding]
+    for result in results:
+        details.update({f"{result.kind}_{key}": value for key, value in result.details.items()})
+        judged.append(
+            _with_scope_of_mount(result, mounts[result.kind])
+            if result.finding
+            else _compared_with_peers(result, medians)
+        )
+    bad = [result for result in judged if result.finding]
     if bad:
-        bad.sort(key=lambda answer: _GRAVEST_FIRST.index(answer.scope))
-        text = "; ".join(answer.text for answer in bad)
+        bad.sort(key=lambda result: _GRAVEST_FIRST.index(result.scope))
+        text = "; ".join(result.text for result in bad)
         return failed(bad[0].finding, bad[0].scope, f"io: {text}", details)
-    return passed("io: " + "; ".join(answer.text for answer in judged), details)
+    return passed("io: " + "; ".join(result.text for result in judged), details)
 
 
-def _placed(answer: _Answer, mount: Mount) -> _Answer:
-    """The same with the scope that fits its place."""
+def _with_scope_of_mount(result: _PathResult, mount: Mount) -> _PathResult:
+    """The same with the scope that fits its mount."""
     if not mount.shared:
-        return answer
-    text = f"{answer.text} [{mount.fs_type} {mount.source}, shared by all nodes]"
-    return answer._replace(scope="network", text=text)
+        return result
+    text = f"{result.text} [{mount.fs_type} {mount.source}, shared by all nodes]"
+    return result._replace(scope="network", text=text)
 
 
-def _compared(answer: _Answer, medians: Mapping[str, float]) -> _Answer:
-    """Slow, if it takes much longer than the peers' median does."""
+def _compared_with_peers(result: _PathResult, medians: Mapping[str, float]) -> _PathResult:
+    """The same, or the finding "io.slow" if it took much longer than the peers' median."""
     for name in ("write_s", "read_s"):
-        mine, usual = answer.details.get(name), medians.get(f"{answer.kind}_{name}")
-        if isinstance(mine, float) and usual and mine > max(SLOW_S_MIN, SLOW_FACTOR * usual):
-            text = f"{answer.kind} is slow: {name.removesuffix('_s')} took {mine:.2f} s, peers {usual:.2f} s"
-            return answer._replace(finding="io.slow", scope="slow", text=text)
-    return answer
+        own_s, median_s = result.details.get(name), medians.get(f"{result.kind}_{name}")
+        if isinstance(own_s, float) and median_s and own_s > max(SLOW_S_MIN, SLOW_FACTOR * median_s):
+            text = (
+                f"{result.kind} is slow: {name.removesuffix('_s')} took {own_s:.2f} s, peers {median_s:.2f} s"
+            )
+            return result._replace(finding="io.slow", scope="slow", text=text)
+    return result
 
 
-def _try(kind: str, path: str, worker: str) -> _Answer:
+def _try(kind: str, path: str, worker: str) -> _PathResult:
     try:
         return _read_some(kind, path) if kind in READ_ONLY_KINDS else _write_and_verify(kind, path, worker)
-    except (OSError, ValueError) as error:  # ValueError: a path that no system call would take
+    except (OSError, ValueError) as error:  # ValueError: a path that no system call accepts
         # A full disk can also show as EDQUOT of the project, a lost server as ENOTCONN (FUSE): see the table.
         finding, scope, meaning = _FAULTS.get(
             getattr(error, "errno", None) or 0, ("io.error", "unknown", str(error))
         )
-        return _Answer(kind, finding, scope, f"cannot use {kind} directory {path}: {meaning}", {"path": path})
+        return _PathResult(
+            kind, finding, scope, f"cannot use {kind} directory {path}: {meaning}", {"path": path}
+        )
 
 
-def _write_and_verify(kind: str, path: str, worker: str) -> _Answer:
-    where = _nearest(path)
-    name = os.path.join(where, f".aegis-io-{worker.replace('/', '_')}-{os.getpid()}-{os.urandom(4).hex()}")
+def _write_and_verify(kind: str, path: str, worker: str) -> _PathResult:
+    directory = _nearest(path)
+    name = os.path.join(
+        directory, f".aegis-io-{worker.replace('/', '_')}-{os.getpid()}-{os.urandom(4).hex()}"
+    )
     data = os.urandom(PROBE_BYTES)
     started = time.monotonic()
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -175,10 +185,10 @@ def _write_and_verify(kind: str, path: str, worker: str) -> _Answer:
         _write_all(fd, data)
         os.fsync(fd)
         write_s = time.monotonic() - started
-        # Without this the kernel answers from its own memory, and a storage that loses bytes looks healthy.
+        # Without this the kernel reads from its page cache, and storage that loses bytes looks healthy.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         started = time.monotonic()
-        back = _read_all(fd, PROBE_BYTES)
+        read_back = _read_all(fd, PROBE_BYTES)
         read_s = time.monotonic() - started
     finally:
         try:
@@ -191,25 +201,27 @@ def _write_and_verify(kind: str, path: str, worker: str) -> _Answer:
         write_s=round(write_s, 6),
         read_s=round(read_s, 6),
         write_bytes_per_s=round(PROBE_BYTES / max(write_s, 1e-6)),
-        free_bytes=_free_bytes(where),
+        free_bytes=_free_bytes(directory),
     )
-    if back != data:
-        at = next((i for i, (a, b) in enumerate(zip(back, data, strict=False)) if a != b), len(back))
-        text = f"{kind} directory {path} gave other bytes back than were written, from byte {at} on"
-        return _Answer(kind, "io.corrupt", "hardware", text, details)
+    if read_back != data:
+        position = next(
+            (i for i, (a, b) in enumerate(zip(read_back, data, strict=False)) if a != b), len(read_back)
+        )
+        text = f"{kind} directory {path} gave other bytes back than were written, from byte {position} on"
+        return _PathResult(kind, "io.corrupt", "hardware", text, details)
     text = f"{kind} ok in {(write_s + read_s) * 1000:.0f} ms"
-    if where != path:
-        text += f" ({path} is not there yet, {where} was tried)"
-    return _Answer(kind, "", "", text, details)
+    if directory != path:
+        text += f" ({path} is not there yet, {directory} was tried)"
+    return _PathResult(kind, "", "", text, details)
 
 
-def _read_some(kind: str, path: str) -> _Answer:
+def _read_some(kind: str, path: str) -> _PathResult:
     source = path
     if stat.S_ISDIR(os.stat(path).st_mode):
         with os.scandir(path) as entries:
             source = next((entry.path for entry in entries if entry.is_file()), "")
     if not source:
-        return _Answer(kind, "", "", f"{kind} ok (no file in it to read)", _details(path))
+        return _PathResult(kind, "", "", f"{kind} ok (no file in it to read)", _details(path))
     started = time.monotonic()
     fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -217,7 +229,7 @@ def _read_some(kind: str, path: str) -> _Answer:
     finally:
         os.close(fd)
     read_s = time.monotonic() - started
-    return _Answer(
+    return _PathResult(
         kind,
         "",
         "",
@@ -227,12 +239,12 @@ def _read_some(kind: str, path: str) -> _Answer:
 
 
 def _nearest(path: str) -> str:
-    """`path`, or the closest directory above it: trainings make their directories at the first save."""
+    """`path`, or the closest existing directory above it: trainings create theirs at the first save."""
     here = os.path.abspath(path)
     while True:
         try:
             os.lstat(here)
-        except FileNotFoundError:  # and nothing else: a stale mount is there, and broken
+        except FileNotFoundError:  # nothing else: a stale mount exists, and is broken
             here = os.path.dirname(here)
         else:
             return path if here == os.path.abspath(path) else here
@@ -245,7 +257,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _read_all(fd: int, limit: int) -> bytes:
-    """Up to `limit` bytes from the start (or from here, where a thing has no start: a pipe)."""
+    """Up to `limit` bytes from the start, or from the current position of a pipe."""
     try:
         os.lseek(fd, 0, os.SEEK_SET)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which file system a path is on, from the mount table alone: a dead mount must not be touched to ask."""
+"""Which file system a path is on, from the mount table only: touching a dead mount would hang."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOUNT_TABLE = "/proc/self/mountinfo"
-# File systems whose storage many nodes share. What is wrong there is nobody's node.
+# File systems whose storage many nodes share: their faults aren't a node's.
 _SHARED = frozenset(
     {
         "nfs",
@@ -37,7 +37,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """Where it is mounted, the file system's type, what is mounted ("/dev/nvme0n1p2", "server:/export")."""
+    """Mount point, the file system's type, and its source ("/dev/nvme0n1p2", "server:/export")."""
 
     point: str
     fs_type: str
@@ -45,7 +45,7 @@ class Mount(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether other nodes use the same storage (as far as the type tells)."""
+        """Whether other nodes use the same storage, judged by the type."""
         return self.fs_type in _SHARED or bool(_SHARED_FUSE.match(self.fs_type))
 
 
@@ -63,9 +63,9 @@ def parse(lines: Sequence[str]) -> list[Mount]:
     mounts = []
     for line in lines:
         before, dash, after = line.partition(" - ")
-        fields, about = before.split(" "), after.split(" ")
-        if dash and len(fields) > 4 and len(about) > 1:
-            mounts.append(Mount(_unescaped(fields[4]), about[0], _unescaped(about[1])))
+        fields, file_system = before.split(" "), after.split(" ")
+        if dash and len(fields) > 4 and len(file_system) > 1:
+            mounts.append(Mount(_unescaped(fields[4]), file_system[0], _unescaped(file_system[1])))
     return mounts
 
 

@@ -1,9 +1,9 @@
-"""RDMA host adapters as the kernel shows them: port states, rates, and error counters since the last check.
+"""The rdma check: port states, rates, and growth of error counters of the RDMA adapters, from sysfs.
 
-Absolute counter values say nothing (a cable was pulled last year); what counts is what changed since
-`baseline`, the `details` of an earlier result. Without one, a port that is down may well be unused: switched
-off by its operator (phys_state Disabled; on RoCE also: no cable), or never cabled, which shows in counters
-that have never moved. Such a port is named but not held against the node unless no port is left.
+Absolute counter values mean nothing (a cable was pulled last year); they are compared with `baseline`, the
+`details` of an earlier result. Without one, a port that is down may be unused: switched off by its operator
+(phys_state Disabled; on RoCE also: no cable), or never cabled, which shows in counters that are all zero.
+Such a port is named, but is a finding only if no port is left.
 """
 
 from __future__ import annotations
@@ -14,35 +14,41 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.contract.child_process import OnStep, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.contract.request import CheckRequest
 
 
-class Judged(NamedTuple):
-    """A counter that is judged: how much it may grow unnoticed, and whose fault it is if it grows more."""
+class CounterLimit(NamedTuple):
+    """How much a counter may grow, and the scope of the finding if it grows more."""
 
     growth_max: int
     scope: str
 
 
 # A link that went down once has broken every collective on it; single symbol and receive errors are corrected
-# by retransmission and within the InfiniBand bit error rate. What the other end complains of or could not
-# take may be the switch's fault or congestion, so it is the network's. Not judged: counters that grow
-# whenever a peer dies (time-outs, retries) or a route adapts (out of sequence).
-COUNTERS: Mapping[str, Judged] = {
-    "link_downed": Judged(0, "hardware"),
-    "link_error_recovery": Judged(2, "hardware"),
-    "symbol_error": Judged(10, "hardware"),
-    "port_rcv_errors": Judged(10, "hardware"),
-    "local_link_integrity_errors": Judged(10, "hardware"),
-    "excessive_buffer_overrun_errors": Judged(10, "hardware"),
-    "port_rcv_remote_physical_errors": Judged(100, "network"),
-    "port_xmit_discards": Judged(100_000, "network"),
-    "rx_icrc_encapsulated": Judged(100, "network"),
+# by retransmission and within the InfiniBand bit error rate. Errors that the other end reports or discards
+# may be the switch's fault or congestion, so it is the network's. Not judged: counters that grow whenever a
+# peer dies (time-outs, retries) or a route adapts (out of sequence).
+COUNTERS: Mapping[str, CounterLimit] = {
+    "link_downed": CounterLimit(0, "hardware"),
+    "link_error_recovery": CounterLimit(2, "hardware"),
+    "symbol_error": CounterLimit(10, "hardware"),
+    "port_rcv_errors": CounterLimit(10, "hardware"),
+    "local_link_integrity_errors": CounterLimit(10, "hardware"),
+    "excessive_buffer_overrun_errors": CounterLimit(10, "hardware"),
+    "port_rcv_remote_physical_errors": CounterLimit(100, "network"),
+    "port_xmit_discards": CounterLimit(100_000, "network"),
+    "rx_icrc_encapsulated": CounterLimit(100, "network"),
 }
 # Any of these above zero says that the port has had a link since the driver was loaded.
-_SIGNS_OF_LIFE = ("link_downed", "port_rcv_data", "port_xmit_data", "port_rcv_packets", "port_xmit_packets")
-# With fewer ports of a kind no majority says which rate is the right one.
+_TRAFFIC_COUNTERS = (
+    "link_downed",
+    "port_rcv_data",
+    "port_xmit_data",
+    "port_rcv_packets",
+    "port_xmit_packets",
+)
+# With fewer ports of a kind there is no majority for the right rate.
 _SIBLINGS_MIN = 3
 
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X)?")
@@ -50,21 +56,21 @@ _GRAVEST_FIRST = ("hardware", "network", "slow")
 
 
 class Problem(NamedTuple):
-    """Code, whose fault, and words for a person."""
+    """Code, scope, and a text for people."""
 
     finding: str
     scope: str
     text: str
 
 
-def check(request: CheckRequest, note: Note) -> Outcome:
-    """Judge every port under `rdma_root`; passes, saying so, when there is no adapter."""
-    note(f"reading {request.rdma_root}")
+def check(request: CheckRequest, on_step: OnStep) -> Outcome:
+    """Judge every port under `rdma_root`. Passes if there is no adapter."""
+    on_step(f"reading {request.rdma_root}")
     now = scan(request.rdma_root)
     # The baseline may hold other checks' details too; a port's keys have a slash ("mlx5_0/1.state").
     then = {key: value for key, value in request.baseline.items() if "/" in key}
-    problems = _compare(now, then) if then else _at_first_sight(now)
-    problems += _among_siblings(now)
+    problems = _compare(now, then) if then else _without_baseline(now)
+    problems += _compare_siblings(now)
     if problems:
         problems.sort(key=lambda problem: _GRAVEST_FIRST.index(problem.scope))
         worst = problems[0]
@@ -81,7 +87,7 @@ def check(request: CheckRequest, note: Note) -> Outcome:
 def scan(root: str) -> dict[str, Scalar]:
     """All ports, flat: "mlx5_0/1.state" -> "ACTIVE", ".phys_state", ".rate_gbps", ".width" (lanes), ".kind"
     (adapter type and link layer), the judged counters, and ".used": whether it ever had a link (None:
-    unknown). An adapter without ports, as a driver leaves it that has given up, has "mlx5_0/0.state" "".
+    unknown). An adapter without ports, as a failed driver leaves it, has "mlx5_0/0.state" "".
     """
     found: dict[str, Scalar] = {}
     for device in _list(root):
@@ -110,8 +116,8 @@ def _port(folder: str, adapter: str) -> dict[str, Scalar]:
         value = _counter(folder, name)
         if value is not None:
             port[name] = value
-    signs = [value for name in _SIGNS_OF_LIFE if (value := _counter(folder, name)) is not None]
-    port["used"] = any(signs) if signs else None
+    traffic = [value for name in _TRAFFIC_COUNTERS if (value := _counter(folder, name)) is not None]
+    port["used"] = any(traffic) if traffic else None
     return port
 
 
@@ -128,7 +134,7 @@ def _ports(now: Mapping[str, Scalar]) -> list[str]:
     return [key.rpartition(".")[0] for key in now if key.endswith(".state")]
 
 
-def _at_first_sight(now: dict[str, Scalar]) -> list[Problem]:
+def _without_baseline(now: dict[str, Scalar]) -> list[Problem]:
     down = [port for port in _ports(now) if not _is_up(now, port)]
     if len(down) < len(_ports(now)):
         down = [port for port in down if not _is_unused(now, port)]
@@ -146,7 +152,7 @@ def _down(now: Mapping[str, Scalar], port: str, tail: str = "") -> Problem:
     if not state:
         return Problem("rdma.unreadable", "hardware", f"{text}: adapter or driver has given up")
     if phys_state == "LinkUp" and state in ("INIT", "ARMED"):
-        # The cable is fine; who is missing serves the whole fabric, so no node is to leave for it.
+        # The cable is fine; the subnet manager serves the whole fabric, so no node must leave for it.
         return Problem("rdma.no_subnet_manager", "network", f"{text}: it waits for the subnet manager")
     if phys_state == "LinkErrorRecovery":
         return Problem("rdma.link_errors", "hardware", f"{text}: the link doesn't come out of errors")
@@ -176,18 +182,18 @@ def _slower(now: dict[str, Scalar], then: dict[str, Scalar], port: str) -> list[
 
 def _grown(now: dict[str, Scalar], then: dict[str, Scalar], port: str) -> list[Problem]:
     problems = []
-    for name, judged in COUNTERS.items():
+    for name, limit in COUNTERS.items():
         value, before = now.get(f"{port}.{name}"), then.get(f"{port}.{name}")
-        # A counter below its start was reset in between: then all of it is new.
+        # A counter below its old value was reset in between: all of it is new.
         if isinstance(value, int) and isinstance(before, int):
             growth = value - before if value >= before else value
-            if growth > judged.growth_max:
+            if growth > limit.growth_max:
                 text = f"{port} {name} grew by {growth} since the start"
-                problems.append(Problem(f"rdma.{name}", judged.scope, text))
+                problems.append(Problem(f"rdma.{name}", limit.scope, text))
     return problems
 
 
-def _among_siblings(now: dict[str, Scalar]) -> list[Problem]:
+def _compare_siblings(now: dict[str, Scalar]) -> list[Problem]:
     """A port that came up with fewer lanes or at a lower rate than the others of its kind.
 
     Two ports at the same full-width lower rate are a design (storage beside compute), one is a bad cable.
@@ -199,14 +205,16 @@ def _among_siblings(now: dict[str, Scalar]) -> list[Problem]:
     problems = []
     for ports in kinds.values():
         rates = Counter(_rate(now, port) for port in ports)
-        usual, holders = rates.most_common(1)[0]
+        majority, holders = rates.most_common(1)[0]
         if len(ports) < _SIBLINGS_MIN or holders <= len(ports) / 2:
             continue
         width = max(_lanes(now, port) for port in ports)
         for port in ports:
             rate, lanes = _rate(now, port), _lanes(now, port)
-            if rate < usual and (rates[rate] == 1 or lanes < width):
-                text = f"{port} runs at {rate:g} Gb/s on {lanes} lanes, the others of its kind at {usual:g}"
+            if rate < majority and (rates[rate] == 1 or lanes < width):
+                text = (
+                    f"{port} runs at {rate:g} Gb/s on {lanes} lanes, the others of its kind at {majority:g}"
+                )
                 problems.append(Problem("rdma.slow_link", "slow", text))
     return problems
 
@@ -231,7 +239,7 @@ def _list(folder: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    """The file's text, or "" where the driver refuses to tell (EINVAL, EIO) or has no such file."""
+    """The file's text, or "" if the driver returns an error (EINVAL, EIO) or has no such file."""
     try:
         with open(path) as file:
             return file.read().strip()

@@ -1,7 +1,7 @@
-"""Are the things usable that a new training process needs first: driver library, shared memory, /tmp, Python?
+"""The runtime check: are CUDA driver, shared memory, /tmp and Python usable for a new training process?
 
 With GPUs the CUDA driver library is loaded and initialised in this child process: `cuInit` makes no context,
-so a training that still holds the cards is not touched. Takes milliseconds; says what was looked at.
+so a training that still holds the GPUs is not disturbed. Takes milliseconds; its result names what was tried.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import os
 import sys
 import tempfile
 
-from aegis_elastic.checks.contract.child_process import Note, Outcome, Scalar, failed, passed
+from aegis_elastic.checks.contract.child_process import OnStep, Outcome, Scalar, failed, passed
 from aegis_elastic.checks.contract.request import CheckRequest
 
 CUDA_LIBRARY = "libcuda.so.1"
 SHM_BYTES = 1 << 16
 
-# CUresult values that say whose fault it is (cuda.h).
+# Meanings of CUresult values (cuda.h).
 _CUDA_MEANING = {
     100: "no CUDA device is visible",
     101: "a CUDA_VISIBLE_DEVICES entry names no device",
@@ -31,34 +31,36 @@ _CUDA_MEANING = {
 }
 
 
-def check(request: CheckRequest, note: Note) -> Outcome:
-    """Look at driver, shared memory, /tmp and the interpreter; the first that is unusable is the finding."""
+def check(request: CheckRequest, on_step: OnStep) -> Outcome:
+    """Try driver, shared memory, /tmp and the interpreter; the first that is unusable is the finding."""
     details: dict[str, Scalar] = {"python": sys.version.split()[0]}
-    looked = []
+    usable = []
     has_gpus = bool(glob.glob("/dev/nvidia[0-9]*")) or bool(request.expected_gpus)
     if has_gpus:
-        note("initialising the CUDA driver")
+        on_step("initialising the CUDA driver")
         problem = _cuda_problem(details)
         if problem:
             return failed("runtime.cuda", "software", f"runtime: {problem}", details)
-        looked.append("CUDA driver")
-    for name, where in (
+        usable.append("CUDA driver")
+    for name, directory in (
         ("shared memory", request.paths.get("shm", "/dev/shm")),
         ("/tmp", tempfile.gettempdir()),
     ):
-        note(f"trying {name}")
-        problem = _map_problem(where)
+        on_step(f"trying {name}")
+        problem = _map_problem(directory)
         if problem:
             finding = "runtime.shared_memory" if name == "shared memory" else "runtime.tmp"
-            return failed(finding, "software", f"runtime: cannot use {name} ({where}): {problem}", details)
-        looked.append(name)
+            return failed(
+                finding, "software", f"runtime: cannot use {name} ({directory}): {problem}", details
+            )
+        usable.append(name)
     if not os.access(sys.executable, os.X_OK):
         return failed(
             "runtime.python", "software", f"runtime: cannot execute Python at {sys.executable}", details
         )
-    looked.append(f"Python {details['python']}")
+    usable.append(f"Python {details['python']}")
     tail = "" if has_gpus else " (no GPU here, so no CUDA driver was tried)"
-    return passed(f"runtime: {', '.join(looked)} usable{tail}", details)
+    return passed(f"runtime: {', '.join(usable)} usable{tail}", details)
 
 
 def _cuda_problem(details: dict[str, Scalar]) -> str:
@@ -76,10 +78,10 @@ def _cuda_problem(details: dict[str, Scalar]) -> str:
     return ""
 
 
-def _map_problem(where: str) -> str:
+def _map_problem(directory: str) -> str:
     """Allocate, map and write a little, as DataLoader workers and NCCL do: "" or why it failed."""
     try:
-        with tempfile.TemporaryFile(dir=where) as file:
+        with tempfile.TemporaryFile(dir=directory) as file:
             # A sparse file on a full tmpfs would kill the writer by SIGBUS; this asks for the pages first.
             os.posix_fallocate(file.fileno(), 0, SHM_BYTES)
             with mmap.mmap(file.fileno(), SHM_BYTES) as view:

@@ -63,9 +63,9 @@ class Nodes:
         request: dict[str, Any] = {"checks": [name], "world": world, "budgetsS": {name: seconds}}
         argv = ["env", "GLOO_SOCKET_IFNAME=eth0", *COMMAND]
         process = self.hosts[rank].popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-        said, _ = process.communicate(json.dumps(request))
+        output, _ = process.communicate(json.dumps(request))
         assert process.returncode == 0
-        return msgspec.json.decode(said, type=CheckResult)
+        return msgspec.json.decode(output, type=CheckResult)
 
     def stop(self) -> None:
         self._store.communicate("")

@@ -35,7 +35,7 @@ def world(store: TCPStore, nodes: int, ranks_each: int, node: int, **more: Any) 
     }
 
 
-def ask_all(
+def run_on_all(
     requests: list[dict[str, Any]], env: dict[str, str] | None = None
 ) -> list[dict[str, CheckResult]]:
     """One checks' process per node, all at once."""
@@ -47,7 +47,7 @@ def ask_all(
 
 def test_bootcheck_and_collectives_pass_over_two_nodes_with_two_ranks_each(store: TCPStore) -> None:
     checks = ["env", "health", "allreduce_connection", "allreduce_performance"]
-    found = ask_all([{"checks": checks, "world": world(store, 2, 2, node)} for node in range(2)])
+    found = run_on_all([{"checks": checks, "world": world(store, 2, 2, node)} for node in range(2)])
     for node in found:
         assert list(node) == checks
         assert all(result.passed for result in node.values()), [result.result for result in node.values()]
@@ -62,7 +62,7 @@ def test_bootcheck_and_collectives_pass_over_two_nodes_with_two_ranks_each(store
 
 def test_the_same_store_serves_a_second_round_under_another_tag(store: TCPStore) -> None:
     for tag in ("1", "2"):
-        (found,) = ask_all([{"checks": ["health"], "world": world(store, 1, 2, 0, tag=tag)}])
+        (found,) = run_on_all([{"checks": ["health"], "world": world(store, 1, 2, 0, tag=tag)}])
         assert found["health"].passed, found["health"].result
 
 
@@ -72,7 +72,7 @@ def test_three_nodes_measure_each_other_in_pairs(store: TCPStore) -> None:
         {"checks": ["allreduce_performance"], "world": world(store, 3, 1, node), "slowFactor": 1000}
         for node in range(3)
     ]
-    for node, found in enumerate(ask_all(requests)):
+    for node, found in enumerate(run_on_all(requests)):
         result = found["allreduce_performance"]
         assert result.passed, result.result
         pairs = {key for key in result.details if key.startswith("pair_")}
@@ -88,7 +88,7 @@ def test_a_node_that_never_comes_is_named_by_the_others(store: TCPStore) -> None
         }
         for node in range(2)
     ]
-    for found in ask_all(requests):
+    for found in run_on_all(requests):
         connection, health = found["allreduce_connection"], found["health"]
         assert (connection.finding, connection.scope) == ("allreduce_connection.missing_peer", "network")
         assert "node rank 2 of 3 did not come within 1.4 s" in connection.result
@@ -98,14 +98,14 @@ def test_a_node_that_never_comes_is_named_by_the_others(store: TCPStore) -> None
 
 def test_a_store_that_is_not_there_is_the_network(store: TCPStore) -> None:
     nowhere = world(store, 1, 1, 0) | {"masterPort": 1}
-    (found,) = ask_all([{"checks": ["health"], "world": nowhere, "budgetsS": {"health": 4}}])
+    (found,) = run_on_all([{"checks": ["health"], "world": nowhere, "budgetsS": {"health": 4}}])
     assert (found["health"].finding, found["health"].scope) == ("health.store", "network")
     assert "cannot reach the store at 127.0.0.1:1" in found["health"].result
 
 
 def test_a_network_interface_that_is_not_there_breaks_the_group(store: TCPStore) -> None:
     requests = [{"checks": ["allreduce_connection"], "world": world(store, 2, 1, node)} for node in range(2)]
-    for found in ask_all(requests, {"GLOO_SOCKET_IFNAME": "nosuch0"}):
+    for found in run_on_all(requests, {"GLOO_SOCKET_IFNAME": "nosuch0"}):
         result = found["allreduce_connection"]
         # Two nodes that can't talk: nobody can tell whose fault it is, but what each saw is said.
         assert (result.finding, result.scope) == ("allreduce_connection.ambiguous", "unknown")
@@ -113,13 +113,13 @@ def test_a_network_interface_that_is_not_there_breaks_the_group(store: TCPStore)
 
 
 def test_one_node_alone_has_no_network_to_try(store: TCPStore) -> None:
-    (found,) = ask_all([{"checks": ["allreduce_connection"], "world": world(store, 1, 4, 0)}])
+    (found,) = run_on_all([{"checks": ["allreduce_connection"], "world": world(store, 1, 4, 0)}])
     assert found["allreduce_connection"].passed
     assert "this is the only node" in found["allreduce_connection"].result
 
 
 def test_the_environment_record_has_what_a_comparison_needs() -> None:
-    (found,) = ask_all([{"checks": ["env"]}])
+    (found,) = run_on_all([{"checks": ["env"]}])
     details = found["env"].details
     assert {"torch", "python", "cuda", "nccl", "cudnn", "driver", "cuda_devices", "lib_numpy"} <= set(details)
     json.dumps(details)

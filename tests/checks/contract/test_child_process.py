@@ -1,4 +1,4 @@
-"""The frame: a check may do what it likes to its own process, and nothing else notices."""
+"""Child processes of checks: whatever a check does to its own process, nothing else is affected."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aegis_elastic.checks.contract import child_process
-from aegis_elastic.checks.contract.child_process import Channel, Note, Outcome, Task, failed, passed
+from aegis_elastic.checks.contract.child_process import Channel, OnStep, Outcome, Task, failed, passed
 from tests.checks.support import ROOT
 
 
-def healthy(note: Note) -> Outcome:
+def healthy(on_step: OnStep) -> Outcome:
     return passed("all is well", {"pid": os.getpid()})
 
 
-def forever(note: Note) -> Outcome:
-    note("waiting for nothing")
+def forever(on_step: OnStep) -> Outcome:
+    on_step("waiting for nothing")
     while True:
         signal.pause()
 
@@ -61,8 +61,8 @@ def test_an_overrun_is_a_finding_and_does_not_delay_the_others(tmp_path: Path) -
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
-    def opens_a_fifo(note: Note) -> Outcome:
-        note("opening a pipe that nobody reads")
+    def opens_a_fifo(on_step: OnStep) -> Outcome:
+        on_step("opening a pipe that nobody reads")
         return passed(str(os.open(fifo, os.O_WRONLY)))
 
     started = time.monotonic()
@@ -75,7 +75,7 @@ def test_an_overrun_is_a_finding_and_does_not_delay_the_others(tmp_path: Path) -
 
 
 def test_a_stopped_check_ends_at_its_budget() -> None:
-    def stops_itself(note: Note) -> Outcome:
+    def stops_itself(on_step: OnStep) -> Outcome:
         os.kill(os.getpid(), signal.SIGSTOP)
         return passed("never said")
 
@@ -86,9 +86,9 @@ def test_a_stopped_check_ends_at_its_budget() -> None:
 def test_an_overrun_takes_its_whole_process_group_along(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
 
-    def leaves_a_child(note: Note) -> Outcome:
+    def leaves_a_child(on_step: OnStep) -> Outcome:
         pid_file.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
-        return forever(note)
+        return forever(on_step)
 
     (result,) = child_process.run([child_process.task("io", leaves_a_child, 0.5)])
     assert result.finding == "io.timeout"
@@ -98,7 +98,7 @@ def test_an_overrun_takes_its_whole_process_group_along(tmp_path: Path) -> None:
 def test_a_check_that_answered_leaves_no_child_behind(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
 
-    def leaves_a_child(note: Note) -> Outcome:
+    def leaves_a_child(on_step: OnStep) -> Outcome:
         pid_file.write_text(str(subprocess.Popen(["sleep", "60"]).pid))
         return passed("done")
 
@@ -108,15 +108,15 @@ def test_a_check_that_answered_leaves_no_child_behind(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_a_finding_about_the_check_not_the_node() -> None:
-    def is_killed(note: Note) -> Outcome:
-        note("in the driver")
+    def is_killed(on_step: OnStep) -> Outcome:
+        on_step("in the driver")
         os.kill(os.getpid(), signal.SIGKILL)
         return passed("never said")
 
-    def leaves(note: Note) -> Outcome:
+    def leaves(on_step: OnStep) -> Outcome:
         os._exit(3)
 
-    def raises(note: Note) -> Outcome:
+    def raises(on_step: OnStep) -> Outcome:
         raise ValueError("bad luck")
 
     tasks = [
@@ -141,8 +141,8 @@ def test_a_task_that_owes_several_results_gives_each_exactly_once() -> None:
             channel.result(result)
             channel.result(result)  # said twice, counted once
         channel.extend(0.3)
-        channel.note("lost")
-        forever(channel.note)
+        channel.step("lost")
+        forever(channel.step)
 
     started = time.monotonic()
     found = list(child_process.run([Task(half, 60, ("env", "health"))]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aegis_elastic.core.model import CheckResult
-from tests.checks.support import ask
+from tests.checks.support import run_checks
 
 
 class Machine:
@@ -26,7 +26,7 @@ class Machine:
     ) -> dict[str, CheckResult]:
         self._state.write_text("".join(f"{line}\n" for line in lines))
         env = self._env | {"FAKE_CUDA_INIT": str(request.pop("cu_init", 0))}
-        return ask({"checks": checks, "expectedGpus": 8, **request}, env)
+        return run_checks({"checks": checks, "expectedGpus": 8, **request}, env)
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_a_hung_driver_call_ends_at_its_budget_while_the_others_answer(machine: 
 
 
 def test_without_a_driver_none_expected_is_said_plainly_and_one_expected_is_missing() -> None:
-    none = ask({"checks": ["gpu"]})["gpu"]
+    none = run_checks({"checks": ["gpu"]})["gpu"]
     assert none.passed
     assert none.result.startswith("gpu: no GPU on this node")
-    missing = ask({"checks": ["gpu"], "expectedGpus": 8})["gpu"]
+    missing = run_checks({"checks": ["gpu"], "expectedGpus": 8})["gpu"]
     assert (missing.finding, missing.scope) == ("gpu.missing", "hardware")
     assert missing.result.startswith("gpu: 0 of 8 GPUs are there")
 
@@ -86,12 +86,12 @@ def test_a_cuda_driver_that_does_not_initialise_is_named(machine: Machine) -> No
 
 
 def test_a_missing_cuda_library_is_named_where_gpus_are_expected() -> None:
-    result = ask({"checks": ["runtime"], "expectedGpus": 1})["runtime"]
+    result = run_checks({"checks": ["runtime"], "expectedGpus": 1})["runtime"]
     assert result.finding == "runtime.cuda"
     assert "cannot load the CUDA driver library" in result.result
 
 
 def test_unusable_shared_memory_is_named(tmp_path: Path) -> None:
-    result = ask({"checks": ["runtime"], "paths": {"shm": str(tmp_path / "nowhere")}})["runtime"]
+    result = run_checks({"checks": ["runtime"], "paths": {"shm": str(tmp_path / "nowhere")}})["runtime"]
     assert result.finding == "runtime.shared_memory"
     assert "No such file" in result.result

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from aegis_elastic.core.model import CheckResult
-from tests.checks.support import ask_many
+from tests.checks.support import run_many
 
 # Every part of the mask not true, configuration none, partition assigned, fabric manager connected.
 FABRIC_HEALTHY = 0x51AA
@@ -231,15 +231,15 @@ def answers(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     env = {"LD_LIBRARY_PATH": str(libraries), "FAKE_NVML_STATE": str(folder / "state")}
     states = {name: fault.state for name, fault in FAULTS.items()} | HEALTHY
     assert len(states) == len(FAULTS) + len(HEALTHY)
-    asked = []
+    requests = []
     for number, state in enumerate(states.values()):
         kernel_log = folder / f"kmsg{number}"
         now_us = int(time.monotonic() * 1e6)
         stamped = (line if line[:2] in ("6,", "") else f"4,{number},{now_us},-;{line}" for line in state.log)
         kernel_log.write_text("".join(f"{line}\n" for line in stamped), encoding="latin-1")
         request = {"checks": ["gpu"], "expectedGpus": 8, "kernelLog": str(kernel_log)}
-        asked.append((state.lines, {**request, "baseline": dict(state.baseline), **state.request}))
-    return dict(zip(states, ask_many(asked, env), strict=True))
+        requests.append((state.lines, {**request, "baseline": dict(state.baseline), **state.request}))
+    return dict(zip(states, run_many(requests, env), strict=True))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -282,7 +282,7 @@ def test_leftovers_of_an_ended_job_are_found_and_ones_own_ranks_are_not(
     request = {"checks": ["gpu"], "kernelLog": os.devnull}
     stranger = subprocess.Popen(["sleep", "60"])
     try:
-        mine, exclusive, known, small, left = ask_many(
+        mine, exclusive, known, small, left = run_many(
             [
                 ([f"5 process {stranger.pid}"], request),
                 ([f"5 process {stranger.pid}"], request | {"exclusiveGpus": True}),
@@ -309,7 +309,7 @@ def test_leftovers_of_an_ended_job_are_found_and_ones_own_ranks_are_not(
 
 def test_a_kernel_log_that_may_not_be_read_is_said(libraries: Path, tmp_path: Path) -> None:
     env = {"LD_LIBRARY_PATH": str(libraries), "FAKE_NVML_STATE": str(tmp_path / "state")}
-    (result,) = ask_many([((), {"checks": ["gpu"], "kernelLog": str(tmp_path / "none")})], env)
+    (result,) = run_many([((), {"checks": ["gpu"], "kernelLog": str(tmp_path / "none")})], env)
     assert result.passed
     assert result.details["kernel_log"] == "can't be read: No such file or directory"
 
@@ -320,7 +320,7 @@ def test_what_was_seen_once_is_not_found_again(libraries: Path, tmp_path: Path) 
     kernel_log.write_text(f"4,1,{int(time.monotonic() * 1e6)},-;NVRM: Xid ({BUS_3}): 79, lost\n")
     env = {"LD_LIBRARY_PATH": str(libraries), "FAKE_NVML_STATE": str(tmp_path / "state")}
     request = {"checks": ["gpu"], "kernelLog": str(kernel_log)}
-    (first,) = ask_many([((), request)], env)
+    (first,) = run_many([((), request)], env)
     assert first.finding == "gpu.xid"
-    (again,) = ask_many([((), request | {"baseline": first.details})], env)
+    (again,) = run_many([((), request | {"baseline": first.details})], env)
     assert again.passed, again.result

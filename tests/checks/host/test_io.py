@@ -14,7 +14,7 @@ import pytest
 from aegis_elastic.checks.contract.child_process import Outcome
 from aegis_elastic.checks.contract.request import CheckRequest
 from aegis_elastic.checks.host import io, mounts
-from tests.checks.support import ask
+from tests.checks.support import run_checks
 
 
 def check(**paths: Path) -> Outcome:
@@ -96,7 +96,7 @@ def test_a_data_path_that_never_answers_ends_at_the_budget_and_is_named(tmp_path
         "paths": {"log": str(tmp_path), "data": str(fifo)},
         "budgetsS": {"io": 0.7},
     }
-    found = ask(request)
+    found = run_checks(request)
     assert found["rdma"].passed
     assert found["io"].finding == "io.timeout"
     assert found["io"].result == f"io: no answer in 0.7 s (it was waiting for data {fifo})"
@@ -107,7 +107,7 @@ def test_other_paths_answers_arrive_beside_one_that_hangs(tmp_path: Path) -> Non
     os.mkfifo(fifo)
     (tmp_path / "file").write_text("not a directory")
     paths = {"data": str(fifo), "log": str(tmp_path), "checkpoint": str(tmp_path / "file")}
-    found = ask({"checks": ["io"], "paths": paths, "budgetsS": {"io": 1.5}})["io"]
+    found = run_checks({"checks": ["io"], "paths": paths, "budgetsS": {"io": 1.5}})["io"]
     assert (found.finding, found.scope) in (("io.missing", "node"), ("io.timeout", "node"))
     assert "cannot use checkpoint directory" in found.result
     assert "no answer in 1.5 s (it was waiting for data" in found.result
