@@ -7,11 +7,11 @@ written, and it is read again. A record that can't be read is missing, never wro
 Layout, version 2, little-endian, ``SIZE`` bytes::
 
        0  head        magic "AEGISLOT", version, pid of the rank
-      64  step        optimizer steps: count, step, monotonic ns of the last and the first, longest pause (ns)
-     128  progress    calls of ``aegis_elastic.progress``: count, step, monotonic ns of the last
+      64  step        optimizer steps: total, step, monotonic ns of the last and the first, longest pause (ns)
+     128  progress    calls of ``aegis_elastic.progress``: total, step, monotonic ns of the last
      192  own work    samples in the ring so far, CPU ns per step of the main thread, ns that the last reading
                       of the flight recorder took, whether waiting between collectives is subtracted
-     256  checkpoint  calls of ``checkpoint_saved``: count, step, wall ns, path (PATH_BYTES_MAX, utf-8)
+     256  checkpoint  calls of ``checkpoint_saved``: total, step, wall ns, path (PATH_BYTES_MAX, utf-8)
     3072  groups      how often they were written; then GROUPS_MAX numbers of groups of equals, 0: none
     4096  ring        RING samples of own work: step, then µs to its first and last collective, and in all
 
@@ -63,10 +63,10 @@ class Slot:
         self._checkpoints = CHECKPOINT.unpack_from(self._map, CHECKPOINT_AT)[0]
         HEAD.pack_into(self._map, 0, MAGIC, VERSION, 0, os.getpid())
 
-    def write_step(self, count: int, step: int, last_ns: int, first_ns: int, longest_ns: int) -> None:
-        """An optimizer has made a step: ``count`` in all, the training step, times in monotonic ns."""
+    def write_step(self, total: int, step: int, last_ns: int, first_ns: int, longest_ns: int) -> None:
+        """An optimizer has made a step: ``total`` so far, the training step, times in monotonic ns."""
         self._step_records = number = self._step_records + 1
-        STEP.pack_into(self._map, STEP_AT, number, count, step, last_ns, first_ns, longest_ns, number)
+        STEP.pack_into(self._map, STEP_AT, number, total, step, last_ns, first_ns, longest_ns, number)
 
     def write_progress(self, step: int, now_ns: int) -> None:
         """The training code has called ``progress``."""
@@ -91,8 +91,8 @@ class Slot:
             offset = RING_AT + self._sample_count % RING * SAMPLE.size
             SAMPLE.pack_into(self._map, offset, *(min(max(part, 0), _MICROS_MAX) for part in sample))
             self._sample_count += 1
-        count = self._sample_count
-        OWN_WORK.pack_into(self._map, OWN_WORK_AT, count, count, cpu_ns, read_ns, timed, count)
+        total = self._sample_count
+        OWN_WORK.pack_into(self._map, OWN_WORK_AT, total, total, cpu_ns, read_ns, timed, total)
 
     def write_groups(self, keys: "list[int]") -> None:
         """The process groups of the rank's equals, by number; more than GROUPS_MAX are left out."""

@@ -37,8 +37,8 @@ slot, counted = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / "3"), {}
 before = [0, 0]
 def record(name):
     steps = slot.step()
-    counted[name] = [steps.count - before[0], steps.step - before[1]]
-    before[:] = steps.count, steps.step
+    counted[name] = [steps.total - before[0], steps.step - before[1]]
+    before[:] = steps.total, steps.step
 p = torch.nn.Parameter(torch.zeros(3)); p.grad = torch.ones(3)
 sgd = torch.optim.SGD([p], lr=0.1)
 for _ in range(7): sgd.step()
@@ -127,13 +127,13 @@ def test_what_training_code_reports_itself(tmp_path: Path) -> None:
     slot, _ = run(tmp_path, script)
     progress, checkpoint = slot.progress(), slot.checkpoint()
     assert progress is not None
-    assert (progress.count, progress.step) == (2, 20)
+    assert (progress.total, progress.step) == (2, 20)
     assert checkpoint is not None
-    assert (checkpoint.count, checkpoint.step, checkpoint.path) == (1, 20, str(tmp_path / "ckpt/20"))
+    assert (checkpoint.total, checkpoint.step, checkpoint.path) == (1, 20, str(tmp_path / "ckpt/20"))
     again, _ = run(tmp_path, "import aegis_elastic; aegis_elastic.progress(30)")
     progress = again.progress()
     assert progress is not None
-    assert (progress.count, progress.step) == (3, 30), "another process of that rank goes on counting"
+    assert (progress.total, progress.step) == (3, 30), "another process of that rank goes on counting"
 
 
 def entry(created_ms: float, duration_ms: float | None = None) -> dict[str, float | None]:

@@ -300,7 +300,7 @@ def _saving(views: Mapping[int, RankView]) -> Saving | None:
     if not saved:
         return None
     _, rank, last = max(saved)
-    return Saving(rank, last.count, max(last.step, 0), last.path[:PATH_CHARS], last.wall_ns / 1e9)
+    return Saving(rank, last.total, max(last.step, 0), last.path[:PATH_CHARS], last.wall_ns / 1e9)
 
 
 def _log_no_progress(idle_s: float, patience: float, views: Mapping[int, RankView]) -> None:

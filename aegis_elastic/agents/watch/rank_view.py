@@ -85,13 +85,13 @@ class RankView:
         if hooked is not None:
             step, step_count, last_ns, longest_ns = (
                 hooked.step,
-                hooked.count,
+                hooked.total,
                 hooked.last_ns,
                 hooked.longest_ns,
             )
         if reported is not None:
             # the step that the training code reports is better than the one that the hooks count
-            step, step_count = reported.step, step_count + reported.count
+            step, step_count = reported.step, step_count + reported.total
             last_ns = max(last_ns, reported.last_ns)
         before = self._last_step
         if step_count and not before[1]:

@@ -19,7 +19,7 @@ TRIES = 8
 class StepRecord(NamedTuple):
     """Optimizer steps: how many ended, the training step, monotonic ns, longest pause in ns."""
 
-    count: int
+    total: int
     step: int
     last_ns: int
     first_ns: int
@@ -29,7 +29,7 @@ class StepRecord(NamedTuple):
 class ProgressRecord(NamedTuple):
     """Calls of `aegis_elastic.progress`: how many, the step of the last, its monotonic ns."""
 
-    count: int
+    total: int
     step: int
     last_ns: int
 
@@ -37,7 +37,7 @@ class ProgressRecord(NamedTuple):
 class CheckpointRecord(NamedTuple):
     """Calls of `aegis_elastic.checkpoint_saved`: how many; step, wall ns and path of the last."""
 
-    count: int
+    total: int
     step: int
     wall_ns: int
     path: str
@@ -95,20 +95,20 @@ class SlotReader:
         record = self._record(layout.CHECKPOINT, layout.CHECKPOINT_AT)
         if not record:
             return None
-        count, step, wall_ns, length, path = record
-        return CheckpointRecord(count, step, wall_ns, os.fsdecode(path[:length]))
+        total, step, wall_ns, length, path = record
+        return CheckpointRecord(total, step, wall_ns, os.fsdecode(path[:length]))
 
     def own_work(self, since: int = 0) -> OwnWork | None:
         """The samples after number `since` that are still in the ring, None if there was never one."""
         record = self._record(layout.OWN_WORK, layout.OWN_WORK_AT)
         if not record:
             return None
-        count, cpu_ns, read_ns, timed = record
-        numbers = range(max(since, count - layout.RING), count)
+        total, cpu_ns, read_ns, timed = record
+        numbers = range(max(since, total - layout.RING), total)
         offsets = [layout.RING_AT + number % layout.RING * layout.SAMPLE.size for number in numbers]
         parts = [self._unpacked(layout.SAMPLE, offset) for offset in offsets]
         return OwnWork(
-            count, cpu_ns, read_ns, bool(timed), tuple(WorkSample(*part) for part in parts if part)
+            total, cpu_ns, read_ns, bool(timed), tuple(WorkSample(*part) for part in parts if part)
         )
 
     def groups(self) -> tuple[int, ...]:
