@@ -17,12 +17,13 @@ import msgspec
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from aegis_elastic.agents.agent import AegisElasticAgent
-from aegis_elastic.agents.body import Outcome, Settings
 from aegis_elastic.agents.checks.forked_process import ForkedChecks
 from aegis_elastic.agents.checks.requests import CheckSettings
 from aegis_elastic.agents.checks.spare_fitness import SPARE_CHECKS
+from aegis_elastic.agents.contract import Outcome, Settings
 from aegis_elastic.agents.mailbox.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 from aegis_elastic.agents.plane.link import CONTACT_TIMEOUT_S, Identity, PlaneLink
+from aegis_elastic.agents.ranks.guarded_ranks import GuardedRanks
 from aegis_elastic.agents.ranks.torch_seam import JobIdentity, command_of, run_log_dir
 from aegis_elastic.agents.standalone.fallback import Meeting
 from aegis_elastic.bus.contact.secret import SecretError, find_secret
@@ -47,7 +48,7 @@ EXIT_JOB_FAILED = 1
 QUIT_TIMEOUT_S = 3.0
 
 
-def narrate(text: str) -> None:
+def announce(text: str) -> None:
     """Write one line for people to stderr."""
     sys.stderr.write(f"[aegis] {text}\n")
     sys.stderr.flush()
@@ -100,7 +101,7 @@ class Launcher:
             port, failed = self._open_plane()
             aegis = self._options.aegis
             probation.run_before_joining(
-                aegis.state_dir, aegis.store, aegis.probation_burn_s, mailbox, narrate
+                aegis.state_dir, aegis.store, aegis.probation_burn_s, mailbox, announce
             )
             if self._handover is not None and self._handover.plane_fd >= 0:
                 os.close(self._handover.plane_fd)  # The plane has been taken over, or has ended.
@@ -190,7 +191,7 @@ class Launcher:
             )
         several = self._options.config.max_nodes > 1
         if secret is None and several:
-            narrate(
+            announce(
                 "NO JOIN SECRET: whoever reaches the endpoint first is trusted. Give every node the same "
                 "AEGIS_JOIN_SECRET or --aegis-join-secret-file"
             )
@@ -204,7 +205,7 @@ class Launcher:
             return self._plane_address[1], ""
         restarts = self._options.aegis.plane_restarts
         self._plane = PlaneProcess(
-            self._plane_config(), restarts, narrate, self._starting_plane, self._on_ended
+            self._plane_config(), restarts, announce, self._starting_plane, self._on_ended
         )
         try:
             self._plane.open()
@@ -226,7 +227,7 @@ class Launcher:
         bound = "" if listens.startswith("127.") else f"; the control plane listens on {listens}"
         state_place = options.aegis.store or options.aegis.state_dir
         taints = f"taints are kept in {state_place}" if state_place else "taints end with the job"
-        narrate(
+        announce(
             f"job {options.job_name} (generation {self._plane.generation}{continued}): at most "
             f"{options.max_restarts} restarts; run directory {self._plane.run_dir}; {taints}{bound}"
         )
@@ -364,7 +365,6 @@ class Launcher:
             grace_given=options.aegis.grace_given,
             shutdown_timeout_s=float(getattr(config, "shutdown_timeout", None) or 30),
             signals=signals,
-            warm_spares=options.aegis.warm_spares,
             spare_checks=SPARE_CHECKS[options.aegis.bootcheck],
             first_checks=self._checks,
             checks=CheckSettings(
@@ -376,15 +376,20 @@ class Launcher:
             watchers=watchers.makers(options, link),
         )
         assert config.logs_specs is not None
-        return self.agent_type(
+        ranks = GuardedRanks(
             spec,
             config.logs_specs,
             log_line_prefix_template=config.log_line_prefix_template,
+            job=link.identity.job,
+            warm_spares=options.aegis.warm_spares,
+        )
+        return self.agent_type(
+            ranks,
             identity=link.identity,
             link=link,
             mailbox=mailbox,
             settings=settings,
-            narrate=narrate,
+            announce=announce,
         )
 
     # ------------------------------------------------------------ the end
@@ -395,18 +400,18 @@ class Launcher:
             if self._endpoint_is_local:
                 final_report.show(outcome.report, options.job_name, file=sys.stderr)
             else:
-                narrate(f"{outcome.report.outcome}: {outcome.report.summary}")
+                announce(f"{outcome.report.outcome}: {outcome.report.summary}")
                 for doubt in outcome.report.doubts:
-                    narrate(f"DOUBTFUL SUCCESS: {doubt}")
+                    announce(f"DOUBTFUL SUCCESS: {doubt}")
         elif outcome.reason:
-            narrate(outcome.reason)
+            announce(outcome.reason)
         if options.aegis.report is not None:
             self._write_report(options.aegis.report, outcome)
         if outcome.renew:
             return options.aegis.renew_exit_code
         has_doubts = outcome.report is not None and outcome.report.doubts
         if outcome.code == 0 and has_doubts and options.aegis.strict_success:
-            narrate("exit code 1: --aegis-strict-success asks for a success without doubts")
+            announce("exit code 1: --aegis-strict-success asks for a success without doubts")
             return EXIT_JOB_FAILED
         if outcome.code == EXIT_JOB_FAILED and options.aegis.propagate_exit_code:
             return _root_cause_exit_code(outcome)
@@ -414,7 +419,7 @@ class Launcher:
 
     def _write_report(self, path: Path, outcome: Outcome) -> None:
         if outcome.report is None:
-            narrate(f"no report in {path}: the control plane was not there at the end")
+            announce(f"no report in {path}: the control plane was not there at the end")
             return
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(outcome.report), indent=2))

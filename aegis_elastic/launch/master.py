@@ -19,7 +19,7 @@ from aegis_elastic.core.model import Phase
 from aegis_elastic.launch import process_one
 from aegis_elastic.launch.flags import options
 from aegis_elastic.launch.flags.options import Options
-from aegis_elastic.launch.launcher import EXIT_JOB_FAILED, Launcher, narrate
+from aegis_elastic.launch.launcher import EXIT_JOB_FAILED, Launcher, announce
 
 # aegis-run's parser requires a program to run.
 _NO_SCRIPT = ("--no-python", "true")
@@ -44,7 +44,7 @@ class StandingMaster(Launcher):
         with SignalsToMailbox(self._mailbox, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}):
             _, failed = self._open_plane()
             if failed or self._plane is None:
-                narrate(failed)
+                announce(failed)
                 return EXIT_JOB_FAILED
             try:
                 return self._serve()
@@ -58,9 +58,9 @@ class StandingMaster(Launcher):
                 selector.select()
                 for item in self._mailbox.drain():
                     if isinstance(item, SignalReceived):
-                        narrate(f"ended by {signal.Signals(item.signum).name}; the job goes on without us")
+                        announce(f"ended by {signal.Signals(item.signum).name}; the job goes on without us")
                         return 128 + item.signum
-                    narrate(f"the job has ended: {item}")
+                    announce(f"the job has ended: {item}")
                     return 0 if item == Phase.SUCCEED.value else EXIT_JOB_FAILED
 
     def _on_ended(self, phase: str) -> None:

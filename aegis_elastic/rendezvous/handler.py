@@ -16,8 +16,6 @@ import os
 import sys
 import threading
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -29,18 +27,17 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from aegis_elastic.agents.body import Outcome, Settings
+from aegis_elastic.agents.contract import Outcome, Settings
 from aegis_elastic.agents.guard.client import Exited
+from aegis_elastic.agents.mailbox.events import NotJoined, TorchrunEnded
 from aegis_elastic.agents.mailbox.mailbox import Mailbox
 from aegis_elastic.agents.peers.stores import StoreGone, connect, split
-from aegis_elastic.agents.mailbox.events import NotJoined
 from aegis_elastic.agents.plane.link import PlaneLink
-from aegis_elastic.agents.ranks.torch_seam import JobIdentity
 from aegis_elastic.control.host import run_directories
 from aegis_elastic.control.host.errors import UsageError
 from aegis_elastic.control.host.plane_process import PlaneFailed, PlaneProcess, PortTaken
 from aegis_elastic.rendezvous import caller_frames, settings, torchelastic_guard
-from aegis_elastic.rendezvous.stock_agent import Leave, Placement, StockAgent
+from aegis_elastic.rendezvous.stock_agent import Placement, StockAgent
 from aegis_elastic.rendezvous.torchelastic_guard import TorchelasticGuard
 
 logger = logging.getLogger(__name__)
@@ -74,7 +71,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         self._about = about
         self._launch = launch
         self._mailbox = Mailbox()
-        self._held = TorchelasticGuard()
+        self._guard = TorchelasticGuard()
         self._placement: Placement | None = None
         self._outcome: Outcome | None = None
         self._closed = False
@@ -123,7 +120,7 @@ class AegisRendezvousHandler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """1 when the plane wants this incarnation stopped: torchelastic then stops it and comes back."""
-        return int(self._held.stop_wanted)
+        return int(self._guard.stop_wanted)
 
     def is_closed(self) -> bool:
         """Whether there is no further rendezvous."""
@@ -144,16 +141,16 @@ class AegisRendezvousHandler(RendezvousHandler):
         ends = caller_frames.final_failures()
         if self._outcome is None:
             if ends is None:
-                self._held.release(torchelastic_guard.finished(self._launch.nproc_per_node))
+                self._guard.release(torchelastic_guard.finished(self._launch.nproc_per_node))
             elif ends:
-                self._held.release(self._noted(ends))
+                self._guard.release(self._noted(ends))
             else:
                 # An error of torchelastic's own: it can't say how the ranks are and starts none again.
-                self._mailbox.put(Leave(f"torchrun failed: {sys.exc_info()[1]}"))
+                self._mailbox.put(TorchrunEnded(f"torchrun failed: {sys.exc_info()[1]}"))
             thread.join(CLOSE_TIMEOUT_S)
         ended = not thread.is_alive()
         if not ended:
-            self._mailbox.put(Leave("torchrun has ended"))
+            self._mailbox.put(TorchrunEnded("torchrun has ended"))
             thread.join(LEAVE_TIMEOUT_S)
         self._take_leave(agent)
         return ended
@@ -163,14 +160,14 @@ class AegisRendezvousHandler(RendezvousHandler):
     def _begin(self) -> None:
         about = self._about
         if about.secret is None and about.meeting.max_nodes > 1:
-            narrate(
+            announce(
                 "NO JOIN SECRET: whoever reaches the endpoint first is trusted. Give every node the same "
                 "AEGIS_JOIN_SECRET, or aegis_join_secret_file in --rdzv-conf"
             )
         port, broken = self._open_plane()
         self._link = PlaneLink(about.identity, (about.address, port), about.secret, self._mailbox)
         self._agent = self._make_agent(self._link)
-        self._thread = threading.Thread(target=self._agent.live, name="aegis-agent", daemon=True)
+        self._thread = threading.Thread(target=self._agent.run, name="aegis-agent", daemon=True)
         self._thread.start()
         if broken:
             # Our own plane is broken and nobody else will serve one: don't make training wait for it.
@@ -183,7 +180,7 @@ class AegisRendezvousHandler(RendezvousHandler):
         about = self._about
         if not about.ours:
             return about.port, ""
-        host = PlaneProcess(about.plane, PLANE_RESTARTS, narrate)
+        host = PlaneProcess(about.plane, PLANE_RESTARTS, announce)
         try:
             host.open()
         except PortTaken as error:
@@ -197,33 +194,22 @@ class AegisRendezvousHandler(RendezvousHandler):
             run_directories.register(me.namespace, me.job, host.generation, host.run_dir)
         except UsageError as error:
             logger.warning("aegisctl won't find this job by its name: %s", error)
-        narrate(f"job {me.job} (generation {host.generation}): run directory {host.run_dir}")
+        announce(f"job {me.job} (generation {host.generation}): run directory {host.run_dir}")
         return host.port, ""
 
     def _make_agent(self, link: PlaneLink) -> StockAgent:
-        launch = self._launch
-        spec = WorkerSpec(
-            role=launch.role,
-            local_world_size=launch.nproc_per_node,
-            entrypoint="torchrun",  # never started by us: torchelastic holds the ranks
-            rdzv_handler=JobIdentity(self._run_id),  # type: ignore[arg-type]  # all that the seam reads of it
-            max_restarts=launch.max_restarts,
-        )
         return StockAgent(
-            spec,
-            DefaultLogsSpecs(os.devnull),
-            log_line_prefix_template=None,
+            self._guard,
             identity=self._about.identity,
             link=link,
             mailbox=self._mailbox,
             settings=Settings(meeting=self._about.meeting),
-            narrate=narrate,
-            held=self._held,
+            announce=announce,
         )
 
     def _come_back(self) -> None:
         """Torchelastic is here again; its ranks are gone, by themselves or because we asked for it."""
-        self._held.release(self._noted(caller_frames.failures()))
+        self._guard.release(self._noted(caller_frames.failures()))
 
     def _noted(self, ends: tuple[ProcessFailure, ...]) -> list[Exited]:
         if self._placement is not None:
@@ -241,12 +227,12 @@ class AegisRendezvousHandler(RendezvousHandler):
             self._host = None
         outcome = self._outcome
         if outcome is not None and outcome.report is not None:
-            narrate(f"{outcome.report.outcome}: {outcome.report.summary}")
+            announce(f"{outcome.report.outcome}: {outcome.report.summary}")
         elif outcome is not None and outcome.reason:
-            narrate(outcome.reason)
+            announce(outcome.reason)
 
 
-def narrate(text: str) -> None:
+def announce(text: str) -> None:
     """Say one line about our own work on standard error."""
     sys.stderr.write(f"[aegis] {text}\n")
     sys.stderr.flush()

@@ -42,7 +42,11 @@ class TorchelasticGuard:
         return cast("list[Event]", self._events.drain())
 
     def stop(
-        self, grace_s: float, signum: int = signal.SIGTERM, patient: bool = True, heed: bool = False
+        self,
+        grace_s: float,
+        signum: int = signal.SIGTERM,
+        wait_if_ignored: bool = True,
+        wait_if_blocked: bool = True,
     ) -> None:
         """Ask torchelastic to end its ranks; `Stopped` follows. How it ends them is its own affair."""
         with self._lock:

@@ -4,9 +4,9 @@
 
 Phases are over in milliseconds when nothing is wrong; "killed during Troubleshooting" would be luck. While
 the file `GATES/<action>` exists, the agent does what an order of that action asks
-(`core.protocol.orders.Action`: ready, bootcheck, stop, troubleshoot) but doesn't say that it has finished; it
-hears newer orders as ever, and its heart beats on. When the file goes, it says so, unless another order has
-come. Nothing of this is in the product: this module starts the same launcher with an agent of its own.
+(`core.protocol.orders.Action`: ready, bootcheck, stop, troubleshoot) but doesn't report that it has finished;
+it heeds newer orders as ever, and its heartbeat goes on. When the file goes, it reports, unless another order
+has come. Nothing of this is in the product: this module starts the same launcher with an agent of its own.
 """
 
 from __future__ import annotations
@@ -69,34 +69,40 @@ class _Deletions:
 def _gated_agent(folder: Path) -> Any:
     """The agent's class with gates in `folder`; made here, because it loads torch and a test needs none."""
     from aegis_elastic.agents.agent import AegisElasticAgent
+    from aegis_elastic.agents.node import Node
 
-    class GatedAgent(AegisElasticAgent):
-        """Does everything in time, but tells the master only when the gate is open."""
+    class GatedNode(Node):
+        """Does everything in time, but reports that it has finished only when the gate is open."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._held: Callable[[], None] | None = None
             self._deletions = _Deletions(folder)
-            self._selector.register(self._deletions, selectors.EVENT_READ, self._on_opened)
+            self.selector.register(self._deletions, selectors.EVENT_READ, self._on_opened)
 
-        def _finish(self, findings: tuple[Finding, ...] = (), checks: tuple[CheckResult, ...] = ()) -> None:
-            order = self._order
+        def finish(self, findings: tuple[Finding, ...] = (), checks: tuple[CheckResult, ...] = ()) -> None:
+            order = self.state.order
 
-            def go_on() -> None:
-                if self._order is order:
-                    self._finish(findings, checks)
+            def finish_if_current() -> None:
+                if self.state.order is order:
+                    self.finish(findings, checks)
 
             self._held = None
             if order is not None and (folder / order.action.value).exists():
-                self._held = go_on
+                self._held = finish_if_current
             else:
-                super()._finish(findings, checks)
+                super().finish(findings, checks)
 
         def _on_opened(self) -> None:
             self._deletions.drain()
             held, self._held = self._held, None
             if held is not None:
                 held()
+
+    class GatedAgent(AegisElasticAgent):
+        """An agent of such a node."""
+
+        node_type = GatedNode
 
     return GatedAgent
 

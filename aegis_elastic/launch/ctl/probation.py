@@ -93,7 +93,7 @@ def run_before_joining(
     store: str | None,
     burn_s: float,
     interrupted: Readable,
-    narrate: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> None:
     """Run this node's trial, if it is on probation, before its agent joins.
 
@@ -101,9 +101,9 @@ def run_before_joining(
     """
     node = addresses.node_name()
     scope = of_cluster(str(state_dir or ""), store or "")
-    if scope is None or not asyncio.run(_is_due(scope, node, narrate)):
+    if scope is None or not asyncio.run(_is_due(scope, node, announce)):
         return
-    narrate(f"{node} is on probation: check and {burn_s:g} s of burn before it joins")
+    announce(f"{node} is on probation: check and {burn_s:g} s of burn before it joins")
     argv = [sys.executable, "-m", "aegis_elastic.launch.ctl.main", "probation", "--burn-s", f"{burn_s:g}"]
     argv += ["--store", store] if store else ["--state-dir", str(state_dir)]
     argv += ["--tied-to", str(os.getpid())]
@@ -121,7 +121,7 @@ def run_before_joining(
     if ended not in ready:
         process.send_signal(signal.SIGINT)  # on which it ends its child processes
     output = _rest_of_output(process).strip()
-    narrate(output.splitlines()[-1] if output else f"{node} was not judged")
+    announce(output.splitlines()[-1] if output else f"{node} was not judged")
 
 
 def end_with_parent(parent: int) -> None:
@@ -139,12 +139,12 @@ def _rest_of_output(process: subprocess.Popen[str]) -> str:
         return process.communicate()[0]
 
 
-async def _is_due(scope: ClusterScope, node: str, narrate: Callable[[str], None]) -> bool:
+async def _is_due(scope: ClusterScope, node: str, announce: Callable[[str], None]) -> bool:
     try:
         record = await asyncio.wait_for(scope.record(node), READ_TIMEOUT_S)
         return node_records.judge(record, time.time()).standing is Standing.PROBATION
     except (StoreError, asyncio.TimeoutError) as error:
-        narrate(f"cannot tell whether {node} is on probation: {error or 'no answer'}")
+        announce(f"cannot tell whether {node} is on probation: {error or 'no answer'}")
         return False
     finally:
         await scope.close()
