@@ -2,18 +2,19 @@
 
 Theory
 ------
-A job moves Pending -> BootChecking -> RunCommand -> Succeed. A failure takes it aside:
+A job moves Pending -> BootChecking -> RunCommand -> Succeed. A failure leads through a recovery:
 
 * A worker's training fails while its agent lives: RunCommand -> Troubleshooting, that worker +1.
 * An agent is lost: RunCommand -> Restarting until it is back or replaced, every lost worker +1, the job +1;
   then Troubleshooting. Troubleshooting ends in RunCommand again, or in Failed when the limit is exceeded.
 * Losses while booting or recovering are not counted. Those in recovery are bounded by `recovery_budget`,
-  since a crash loop inside recovery would otherwise live for ever.
+  since a crash loop inside recovery would otherwise never end.
 
-Facts and decisions are apart. An event from outside only notes a fact on the worker it concerns (`finished`,
-`restarted`, `failed`, `faulty`); `Reconcile` is the controller's turn and takes the first rule of `RULES`
-whose guard holds. Facts that arrive together are therefore judged together, and a controller that died
-between fact and decision decides the same when it is back: what to do depends on the status, not on messages.
+Facts and decisions are separate. An event from outside only records a fact on the worker it concerns
+(`finished`, `restarted`, `failed`, `faulty`); `Reconcile` is the turn to decide and takes the first rule of
+`RULES` whose guard holds. Facts that arrive together are therefore judged together, and a master that died
+between fact and decision decides the same when it is back: the decision depends on the status, not on
+messages.
 
 A message counts only if (uid, incarnation, seqNum) are current: the uid names an agent's life, the
 incarnation the start of training, the seqNum the order. Every order and every reset takes a new seqNum, so a
@@ -22,7 +23,7 @@ charged, because one crash makes every peer fail: the others are its consequence
 
 Terminal phases absorb. Count and phase change in the same step, so one compare-and-swap makes both durable.
 `RULES` is also the table that the diagram in docs/ is generated from: every rule names where it can lead and
-what it does to the accounts, and a test holds it to that.
+what it does to the retries, which a test checks.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ __all__ = ["RULES", "Rule", "Transition", "create", "step"]
 
 
 class Rule(NamedTuple):
-    """One decision of the controller: in these phases, when `guard` holds, do `decide`. Earlier rules win.
+    """One decision: in these phases, when `guard` holds, do `decide`. Earlier rules win.
 
-    `to` are the phases it can lead to, `counts` what it does to the accounts, in words for the diagram.
+    `to` are the phases it can lead to, `counts` what it does to the retries, as text for the diagram.
     """
 
     name: str
@@ -81,8 +82,8 @@ RULES: tuple[Rule, ...] = (
         _RESTART | _FAILED,
         _BOUNDED,
     ),
-    Rule("refund", _RESTART, conditions.owes, remedies.decide_refund, _RESTART, _GIVEN_BACK),
-    Rule("refund", _TROUBLE, conditions.owes, remedies.decide_refund, _TROUBLE, _GIVEN_BACK),
+    Rule("refund", _RESTART, conditions.refund_is_due, remedies.decide_refund, _RESTART, _GIVEN_BACK),
+    Rule("refund", _TROUBLE, conditions.refund_is_due, remedies.decide_refund, _TROUBLE, _GIVEN_BACK),
     Rule("release", _RESTART, conditions.released, remedies.decide_release, _RESTART | _FAILED, _BOUNDED),
     Rule("release", _TROUBLE, conditions.released, remedies.decide_release, _TROUBLE | _FAILED, _BOUNDED),
     Rule("exceeded", _TROUBLE, conditions.exceeded, decisions.decide_exceeded, _FAILED),
@@ -122,7 +123,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def step(status: Status, event: Event, now: float) -> Transition:
-    """Apply one event. Pure: `now` (wall seconds) is an argument, and nothing else is looked at."""
+    """Apply one event. Pure: `now` (wall seconds) is an argument, and nothing else is read."""
     if status.phase in TERMINAL:
         return after_the_end(status, event)
     if requeue.rests(status, event):

@@ -12,12 +12,12 @@ from aegis_elastic.core.diagnosis import recovery
 from aegis_elastic.core.events import Close, Dismiss, Effect, Publish, RecordErrorNode
 from aegis_elastic.core.model import ErrorNode, JobSpec, Mode, NodeMark, Phase, Status, Verdict, Worker
 
-# How long an agent that executes itself again is waited for, though the others could go on without it.
+# How long an agent that re-executes itself is waited for, though the others could go on without it.
 RENEW_S = 120.0
 
 
 class Transition(NamedTuple):
-    """What a step did: the new status (the same object if nothing changed), what is to be done, and why."""
+    """The result of a step: the new status (the same object if nothing changed), the effects, and why."""
 
     status: Status
     effects: tuple[Effect, ...]
@@ -31,7 +31,7 @@ def create(spec: JobSpec, now: float) -> Status:
 
 
 def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: Any) -> Transition:
-    """Enter Restarting (again): spares take the seats of the gone, and the budget of entries bounds it."""
+    """Enter Restarting (again): spares replace the gone; the recovery budget bounds the entries."""
     workers: tuple[Worker, ...] = changes.pop("workers")
     entries: int = changes.pop("entries", s.entries + 1)
     if entries > s.spec.recovery_budget:
@@ -43,7 +43,7 @@ def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: A
     enough = sum(not worker.gone for worker in workers) >= s.spec.min_worker_num
     patience_s = s.spec.last_call_s if enough else s.spec.rejoin_timeout_s
     if any(worker.gone and worker.renew for worker in workers):
-        # It is known to come, but a clean process has all its imports before it.
+        # It is known to come, but a clean process has to import everything first.
         patience_s = max(patience_s, min(RENEW_S, s.spec.rejoin_timeout_s))
     replaced = f"; {names_of(taken)} steps in" if taken else ""
     return move(
@@ -55,11 +55,11 @@ def enter_restarting(s: Status, now: float, reason: str, name: str, **changes: A
 def enter_troubleshooting(
     s: Status, now: float, reason: str, name: str, *, workers: tuple[Worker, ...], **changes: Any
 ) -> Transition:
-    """Enter Troubleshooting: all ranks stop, everyone checks; spares fill a world that is short."""
+    """Enter Troubleshooting: all ranks stop, all workers check; spares fill a world that is too small."""
     room = max(s.spec.worker_num - len(workers), 0)
     checks, why = recovery.plan_checks(s.spec.troubleshoot, s.clues)
     entered = tuple(
-        # One whose ranks had finished and whose agent has left since is missed from now on.
+        # A worker whose ranks had finished and whose agent has left since counts as lost from now on.
         reset(worker, Phase.TROUBLESHOOTING, now, restarted=worker.gone)
         for worker in (*workers, *s.spares[:room])
     )
@@ -77,10 +77,10 @@ def enter_troubleshooting(
 def replace_gone(
     workers: tuple[Worker, ...], spares: tuple[Worker, ...], now: float
 ) -> tuple[tuple[Worker, ...], tuple[Worker, ...], list[Worker]]:
-    """Waiting spares take the seats (and so the ranks and the accounts) of workers that have no agent: those
-    that have passed their checks first, then whoever stands in front.
+    """Waiting spares replace workers that have no agent, with their ranks and retries: fit spares first, then
+    the order of waiting.
 
-    An agent that executes itself again is on its way: its seat is kept.
+    An agent that re-executes itself is on its way: it isn't replaced.
     """
     waiting, taken, seated = list(spares), [], []
     for worker in workers:
@@ -93,8 +93,8 @@ def replace_gone(
     return tuple(seated), tuple(waiting), taken
 
 
-def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, ...]]:
-    """The effects and the records by which nodes with a failing check leave, with all who are on them."""
+def isolate_faulty_nodes(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, ...]]:
+    """The effects and the error nodes by which nodes with a failing check leave, with all their workers."""
     bad = faulty_nodes(s)
     effects: list[Effect] = [
         RecordErrorNode(s.step + 1, node, code, "hardware") for node, code in bad.items()
@@ -109,12 +109,12 @@ def banish(s: Status, now: float) -> tuple[tuple[Effect, ...], tuple[ErrorNode, 
 
 
 def faulty_nodes(s: Status) -> dict[str, str]:
-    """The nodes on which a check found hardware that must leave, with the code of the finding."""
+    """The nodes with a hardware fault found by a check, with the code of the finding."""
     return {worker.node_name: worker.faulty for worker in s.workers if worker.faulty}
 
 
 def relieved_nodes(s: Status) -> dict[str, str]:
-    """The nodes in whose place spares would be better, and why, if fit ones wait for all of their seats."""
+    """The nodes that spares should replace, and why, if enough fit ones wait for all of their workers."""
     nodes = {worker.node_name: worker.relieve for worker in s.workers if worker.relieve}
     assignments = sum(worker.node_name in nodes for worker in s.workers)
     fit = sum(spare.fit and spare.node_name not in nodes for spare in s.spares)
@@ -122,8 +122,8 @@ def relieved_nodes(s: Status) -> dict[str, str]:
 
 
 def starting(s: Status) -> dict[str, Any]:
-    """What a new start of training leaves behind. Of the marks only a node's slowness outlives it, and the
-    guard is asked anew: what it had allowed, it had allowed of the incarnation that is over.
+    """The changes of a new start of training. Of the marks only those for slowness are kept, and the storm
+    guard has to allow their eviction again: its permission was for the incarnation that is over.
     """
     marks = tuple(edit_mark(mark, evict="", safe=False) for mark in s.marks if mark.verdict is Verdict.SLOW)
     return {
@@ -139,7 +139,7 @@ def starting(s: Status) -> dict[str, Any]:
 
 
 def feasible(s: Status, node_name: str) -> bool:
-    """Whether training can go on without this node: checked spares for its seats, or enough who stay."""
+    """Whether training can go on without this node: fit spares for its workers, or enough workers left."""
     staying = sum(not worker.gone and worker.node_name != node_name for worker in s.workers)
     fit = sum(spare.fit and spare.node_name != node_name for spare in s.spares)
     return staying + fit >= len(s.workers) or staying >= s.spec.min_worker_num
@@ -180,7 +180,9 @@ def edit_status(s: Status, **changes: Any) -> Status:
 
 
 def amend(s: Status, **changes: Any) -> Status:
-    """A half-made next status: whoever completes it takes the step, so that a transition is one step."""
+    """An unfinished next status, without a new step: the caller that finishes it takes the step, so that a
+    transition is one step.
+    """
     return msgspec.structs.replace(s, **changes)
 
 
@@ -216,7 +218,7 @@ def names_of(workers: Iterable[Worker]) -> str:
 
 
 def taint_of(s: Status, node_name: str, now: float) -> ErrorNode | None:
-    """Why this node is not to be used now, or None."""
+    """Why this node must not be used now, or None."""
     return next(
         (n for n in s.error_nodes if n.node_name == node_name and (n.until == 0 or now < n.until)), None
     )
@@ -231,9 +233,9 @@ def ranks_done(s: Status, worker: Worker) -> bool:
 
 
 def current_worker(s: Status, name: str, uid: str, incarnation: int, seq_num: int) -> Worker | None:
-    """The worker whose message this is, if the message is of its present life, incarnation and order.
+    """The worker that sent a message, if the message is of its current life, incarnation and order.
 
-    One who was declared lost and is heard of all the same has to join again before it counts.
+    A worker that was declared lost has to join again before its messages count.
     """
     worker = s.worker(name)
     ids = (uid, incarnation, seq_num)

@@ -25,7 +25,7 @@ def exceeded(s: Status, now: float) -> bool:
 
 
 def can_seat(s: Status, now: float) -> bool:
-    # In independent mode only those take a seat that come after all were cleared (`machine.platform`).
+    # In independent mode only workers that join after all were cleared are taken in (`machine.platform`).
     if not s.spares or (is_independent(s) and not s.deadline):
         return False
     if s.phase is Phase.PENDING:
@@ -75,23 +75,23 @@ def to_renew(s: Status, now: float) -> bool:
 
 
 def to_relieve(s: Status, now: float) -> bool:
-    # It is a preference: what it would cost in entries must not end the job.
+    # It is a preference: its cost in entries must not end the job.
     affordable = s.entries < s.spec.recovery_budget
     return all_finished(s, now) and not s.held and affordable and bool(relieved_nodes(s))
 
 
-def owes(s: Status, now: float) -> bool:
+def refund_is_due(s: Status, now: float) -> bool:
     return bool(s.held) and s.charged
 
 
 def released(s: Status, now: float) -> bool:
-    # Troubleshooting begins anew, so it is first finished.
+    # Troubleshooting starts over, so the current one is finished first.
     done = s.phase is Phase.RESTARTING or all_finished(s, now)
     return bool(s.held) and s.held_until <= now and done
 
 
 def leaving_mark(s: Status) -> NodeMark | None:
-    """The mark whose node may leave now: the guard allows it, and if it is merely slow a checkpoint does."""
+    """The mark whose node may leave now: the storm guard allows it, and a checkpoint if it is only slow."""
     seated = {worker.node_name for worker in s.workers}
     ready = (mark for mark in s.marks if mark.evict and (mark.safe or mark.verdict is not Verdict.SLOW))
     return next((mark for mark in ready if mark.node_name in seated), None)

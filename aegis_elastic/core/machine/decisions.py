@@ -1,4 +1,4 @@
-"""What the controller does when it is its turn: one function a rule, each with its reason."""
+"""Decisions of `Reconcile`: one function for each rule, each returns its reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aegis_elastic.core.machine import conditions
 from aegis_elastic.core.machine.change import (
     Transition,
     amend,
-    banish,
     edit,
     end,
     enter_restarting,
     enter_troubleshooting,
     fail,
     faulty_nodes,
+    isolate_faulty_nodes,
     move,
     names_of,
     note,
@@ -68,7 +68,7 @@ def decide_lost_booting(s: Status, now: float) -> Transition:
     reason = (
         f"{names_of(worker for worker in s.workers if worker.restarted)} lost before training: not counted"
     )
-    # Losses while Pending don't move the deadline: a crash loop there must end some time.
+    # Losses while Pending don't move the deadline: a crash loop there must end.
     deadline = s.deadline if s.phase is Phase.PENDING and s.deadline else now + s.spec.join_timeout_s
     return move(s, Phase.PENDING, reason, "lost", workers=workers, deadline=deadline)
 
@@ -84,8 +84,8 @@ def decide_lost_recovering(s: Status, now: float) -> Transition:
 
 
 def decide_leave(s: Status, now: float) -> Transition:
-    """Faulty nodes leave with all who are on them; their seats wait for a spare or a newcomer."""
-    effects, nodes = banish(s, now)
+    """Faulty nodes leave with all their workers, which wait to be replaced by a spare or a new agent."""
+    effects, nodes = isolate_faulty_nodes(s, now)
     bad = faulty_nodes(s)
     leaving = [worker for worker in s.workers if worker.node_name in bad]
     names = names_of(leaving)
@@ -114,7 +114,7 @@ def decide_leave(s: Status, now: float) -> Transition:
 
 
 def decide_exceeded(s: Status, now: float) -> Transition:
-    effects, nodes = banish(s, now)
+    effects, nodes = isolate_faulty_nodes(s, now)
     worst = max(worker.retries for worker in s.workers)
     reason = f"retries used up: {worst} failures, at most {s.spec.max_retry} allowed"
     failed = fail(amend(s, error_nodes=nodes), reason, "exceeded")
@@ -128,7 +128,7 @@ def decide_error(s: Status, now: float) -> Transition:
         for worker in s.workers
     )
     count = retry_accounts.recover_count((worker.retries for worker in charged), limit)
-    # Progress that nobody knows is neither: only one that is known not to have grown says "again".
+    # Unknown progress is neither: only progress that is known not to have grown makes it "again".
     again = s.last_root == s.root and 0 <= s.highest_step <= s.last_step
     again = again and recovery.POSITION_CLUE not in s.clues
     level = s.last_level if again else 0
@@ -146,7 +146,7 @@ def decide_error(s: Status, now: float) -> Transition:
 
 
 def _renew(entered: Transition, root: str, why: str) -> Transition:
-    """Restarting its processes won't help this worker: when the checks are done, its agent follows."""
+    """Restarting its processes won't help this worker: after the checks its agent re-executes itself."""
     status = entered.status
     workers = tuple(edit(worker, renew=why) if worker.name == root else worker for worker in status.workers)
     return entered._replace(status=amend(status, workers=workers), reason=f"{entered.reason}; {root} {why}")
@@ -170,7 +170,7 @@ def decide_seat(s: Status, now: float) -> Transition:
             edit(seated, retries=s.recover_count),
         )
         return note(s, f"{seated.name} takes a seat", "seat", workers=workers, spares=tuple(rest))
-    # One that should have come back as a new process by now has had its time.
+    # The time of an agent that should have come back as a new process is over.
     late = conditions.expired(s, now)
     workers = tuple(edit(worker, renew="") if worker.gone and late else worker for worker in s.workers)
     return enter_restarting(s, now, "a spare is waiting", "seat", workers=workers, entries=s.entries)
@@ -186,10 +186,10 @@ def decide_overdue(s: Status, now: float) -> Transition:
     )
     missing = names_of(worker for worker in s.workers if worker not in present)
     if len(present) >= s.spec.min_worker_num:
-        # Those who are here go on without the missing. Renumbering is unavoidable: the world is smaller.
+        # Those present go on without the missing. Renumbering is unavoidable: the world is smaller.
         reason = f"went on with {len(present)} workers, without {missing or 'more'}"
         dropped = len(s.workers) - len(present)
-        # The account of one who is left behind stays with the job: losing workers must not buy retries.
+        # The retries of a dropped worker stay with the job: losing workers must not give retries back.
         worst = max(worker.retries for worker in s.workers)
         present = (edit(present[0], retries=worst), *present[1:])
         return note(s, reason, "shrink", workers=present, deadline=0.0, reschedules=s.reschedules + dropped)
@@ -197,7 +197,7 @@ def decide_overdue(s: Status, now: float) -> Transition:
         reason = f"no healthy node left: {missing} did not come back and no spare was there"
         return give_up(s, reason, "overdue")
     reason = f"{len(present)} of {s.spec.min_worker_num} workers came in time: everybody runs independent"
-    # What they finished was getting ready; from here on a Finish means that their ranks have ended.
+    # Until here a Finish meant that they were ready; from now on it means that their ranks have ended.
     workers = tuple(reset(worker, Phase.PENDING, now) for worker in present)
     return move(s, Phase.PENDING, reason, "independent", workers=workers, mode=Mode.INDEPENDENT, deadline=0.0)
 

@@ -1,8 +1,7 @@
-"""What an event from outside notes down. Facts change a worker's record, never the phase.
+"""Facts: what an event from outside records. Facts change a worker's record, never the phase.
 
-The exceptions have been decided already, by others, and are entered as they happened: `Independent` (the
-agents among themselves, while no master could be reached), `Requeued` (the scheduler), `Relaunched` and
-`Cleared` (whoever makes the machines).
+The exceptions were decided elsewhere and are entered as they happened: `Independent` (by the agents, while no
+master could be reached), `Requeued` (by the scheduler), `Relaunched` and `Cleared` (by the platform).
 """
 
 from __future__ import annotations
@@ -77,13 +76,13 @@ def _join(s: Status, e: Join, now: float) -> Transition:
             name=e.worker, inner_phase=Phase.PENDING, ordinal=e.ordinal, updated_timestamp=now, **identity
         )
         others = tuple(other for other in s.spares if other.name != e.worker)
-        # Seats are taken from the front: the least risky node first, among equals whoever came first.
+        # Spares are taken from the front: the least risky node first, among equals in order of joining.
         before = tuple(other for other in others if other.risk <= e.risk)
         behind = tuple(other for other in others if other.risk > e.risk)
         return note(s, f"{e.worker} has come", "joined", spares=(*before, spare, *behind))
     if worker.uid == e.uid and not worker.gone:
         return nothing(s, "known already")
-    # An agent whose ranks had finished is not missed; one that we never saw leave was lost all the same.
+    # An agent whose ranks had finished is no loss; one whose end was not noticed was lost all the same.
     unnoticed = not worker.gone and not ranks_done(s, worker)
     back = edit(
         worker,
@@ -148,7 +147,7 @@ def _error(s: Status, e: Error, now: float) -> Transition:
         return nothing(s, "not current: a consequence, or too late to matter")
     if any(other.failed for other in s.workers):
         return nothing(s, f"a consequence: {s.root} failed first in this incarnation")
-    # Every worker's last reason stays in the record for good; the journal has all of it.
+    # Every worker's last reason stays in the record; the journal has all of it.
     failed = edit(
         worker, failed=True, last_failed_reason=clip(e.reason), store=e.store, updated_timestamp=now
     )
@@ -167,7 +166,7 @@ def _merge(s: Status, e: Independent, now: float) -> Transition:
     if e.incarnation != s.incarnation or worker is None or not _may_have_restarted(s):
         return nothing(s, "not current: in the accounts already, or never ours")
     limit = s.spec.max_retry
-    # If the master had heard of the failure before it was out of reach, it has charged it already.
+    # If the failure was reported before the master was out of reach, it has been charged already.
     counted = s.phase is Phase.TROUBLESHOOTING
     retries = worker.retries if counted else retry_accounts.charge(worker.retries, limit)
     charged = with_worker(s.workers, edit(worker, retries=retries, last_failed_reason=clip(e.reason)))
@@ -176,18 +175,18 @@ def _merge(s: Status, e: Independent, now: float) -> Transition:
         return fail(amend(s, workers=charged), reason, "merged")
     count = retry_accounts.recover_count((p.retries for p in charged), limit)
     workers = tuple(
-        # A loss that was noted meanwhile is a failure of its own: it must not vanish in this one.
+        # A loss recorded meanwhile is a failure of its own: it must not vanish in this one.
         reset(p, Phase.RUN_COMMAND, now, retries=count, store=p.store, restarted=p.restarted or p.gone)
         for p in charged
     )
-    said = "counted before" if counted else "counted once"
-    reason = f"{e.worker} failed while the plane was away ({e.reason}): {said}, training runs on"
+    how = "counted before" if counted else "counted once"
+    reason = f"{e.worker} failed while the plane was away ({e.reason}): {how}, training runs on"
     changes = {**starting(s), "workers": workers, "recover_count": count, "incarnation": s.incarnation + 1}
     return move(s, Phase.RUN_COMMAND, reason, "merged", **changes)
 
 
 def _may_have_restarted(s: Status) -> bool:
-    """Whether this incarnation's agents can have restarted together: everyone's is still the same."""
+    """Whether this incarnation's agents can have restarted together: all are still the same."""
     if s.phase is Phase.TROUBLESHOOTING:
         return s.entries == 0 and not any(worker.gone or worker.restarted for worker in s.workers)
     return s.phase is Phase.RUN_COMMAND

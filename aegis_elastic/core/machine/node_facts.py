@@ -1,8 +1,8 @@
-"""What is noted about nodes and about training's progress: marks, what the guard allows, checkpoints, taints,
-and holds. As all facts they change what is known, never the phase.
+"""Facts about nodes and progress: marks, what the storm guard allows, checkpoints, taints, and holds. As all
+facts they change what is known, never the phase.
 
-A mark kills nothing. It becomes an eviction when three things have come together, in any order but one: the
-detector's mark, the guard's leave (`Evict`), and, for a node that is merely slow, a checkpoint that completed
+A mark ends nothing. It becomes an eviction when three things have come together: the detector's mark, after
+it the storm guard's permission (`Evict`), and, for a node that is only slow, a checkpoint that completed
 after the mark, so that nothing is lost by stopping.
 """
 
@@ -32,8 +32,8 @@ from aegis_elastic.core.events import (
 from aegis_elastic.core.machine.change import Transition, edit, edit_mark, note, nothing, with_worker
 from aegis_elastic.core.model import RECOVERING, ErrorNode, NodeMark, Phase, Status, Verdict
 
-# A leave that comes this long after a checkpoint finds it still worth going back to: so long the guard may
-# take to look once more. Later, the next checkpoint is waited for.
+# A permission that comes within this time after a checkpoint can still use it: the storm guard may take that
+# long to verify. Later, the next checkpoint is waited for.
 BOUNDARY_S = 30.0
 
 
@@ -49,12 +49,12 @@ def _progress(s: Status, e: Progress, now: float) -> Transition:
 
 
 def _saved(s: Status, e: Saved, now: float) -> Transition:
-    # After a restart from an older checkpoint, training comes by lower steps again.
+    # After a restart from an older checkpoint, training passes lower steps again.
     if e.step == s.saved_step or (e.step < s.saved_step and s.incarnation == s.saved_in):
         return nothing(s, f"step {e.step} is not newer than the checkpoint of step {s.saved_step}")
     marks = tuple(edit_mark(mark, safe=True) for mark in s.marks)
-    # Proven progress earns a retry back: steps that were never saved before. While ranks run, all accounts
-    # are alike.
+    # Proven progress, steps that were never saved before, earns a retry back. While ranks run, all retries
+    # are equal.
     saves = s.saves + (e.step > s.highest_saved)
     decay = s.spec.retry_decay
     due = decay > 0 and saves > s.saves and saves % decay == 0
@@ -112,7 +112,7 @@ def _act(s: Status, e: Act, now: float) -> Transition:
     marked = any(m.node_name == worker.node_name and m.verdict.value == e.verdict for m in s.marks)
     if not marked and e.verdict != "manual":
         return nothing(s, f"{worker.node_name} is not marked {e.verdict}, or no longer")
-    # Whoever restarts by hand a node that is marked as hanging wants to know where it hung, too.
+    # A manual restart of a node that is marked as hanging wants to know where it hung, too.
     hangs = marked or any(m.node_name == worker.node_name and m.verdict is not Verdict.SLOW for m in s.marks)
     failed = edit(worker, failed=True, last_failed_reason=f"{e.verdict}: {e.reason}", updated_timestamp=now)
     return note(
@@ -157,8 +157,8 @@ def _fit(s: Status, e: Fit, now: float) -> Transition:
     )
     if spares == s.spares:
         return nothing(s, "not a spare, or known already")
-    said = "passed its checks" if e.fit else f"did not pass its checks: {e.reason}"
-    return note(s, f"{e.worker} waits and {said}", "fit", spares=spares)
+    result = "passed its checks" if e.fit else f"did not pass its checks: {e.reason}"
+    return note(s, f"{e.worker} waits and {result}", "fit", spares=spares)
 
 
 def _taint(s: Status, e: Taint, now: float) -> Transition:
@@ -168,9 +168,9 @@ def _taint(s: Status, e: Taint, now: float) -> Transition:
         return nothing(s, "known already")
     node = ErrorNode(e.node_name, e.reason, e.kind, now, "", e.until)
     if before is not None and (before.reason, before.kind) == (e.reason, e.kind):
-        # What we have found ourselves comes back with its end; it stays our finding.
+        # A node that this job has found comes back with its end; it stays this job's finding.
         node = msgspec.structs.replace(before, until=e.until)
-    # Who waits there would be seated some time; whoever runs there goes on until it comes anew.
+    # A spare there would be used some time; a worker that runs there goes on until it joins again.
     why = f"node {e.node_name} is not to be used: {e.reason}"
     dismissed = tuple(
         Dismiss(s.step + 1, spare.name, spare.uid, why)
@@ -203,7 +203,7 @@ def _hold(s: Status, e: Hold, now: float) -> Transition:
 def _release(s: Status, e: Release, now: float) -> Transition:
     if not s.held or s.held_until <= now:
         return nothing(s, "nothing is held, or no longer")
-    # The controller ends the wait, in an order of its own.
+    # `Reconcile` ends the wait, with an order of its own.
     return note(s, f"what was waited for is back: {e.reason}", "released", held_until=now)
 
 

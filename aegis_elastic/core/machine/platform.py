@@ -1,6 +1,4 @@
-"""What is entered when whoever makes a job's machines is asked to make some anew
-(`core.policy.missing_workers`).
-"""
+"""Facts about machines that the platform is asked to recreate (`core.policy.missing_workers`)."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from aegis_elastic.core.model import Mode, Phase, Status
 
 
 def relaunched(s: Status, e: Relaunched, now: float) -> Transition:
-    """Those who are missing come anew, and are waited for: nothing is counted."""
+    """The missing machines are recreated, and waited for: nothing is counted."""
     if not _waits(s):
         return nothing(s, "nobody is waited for any more")
     noted = note(s, f"{e.reason}: made anew, not counted", "relaunched", deadline=max(s.deadline, e.until))
@@ -18,7 +16,7 @@ def relaunched(s: Status, e: Relaunched, now: float) -> Transition:
 
 
 def cleared(s: Status, e: Cleared, now: float) -> Transition:
-    """Everybody goes, one retry is counted, and who comes in their place runs as a plain job."""
+    """All workers go, one retry is counted, and what joins in their place runs as a plain job."""
     if not _waits(s):
         return nothing(s, "nobody is waited for any more")
     if s.recover_count >= s.spec.max_retry:
@@ -28,7 +26,7 @@ def cleared(s: Status, e: Cleared, now: float) -> Transition:
     moved = move(
         s, Phase.PENDING, f"{e.reason}: all are cleared, counted; a plain job from now on", "cleared",
         workers=(), spares=(), recover_count=s.recover_count + 1, mode=Mode.INDEPENDENT,
-        # Above 0: those who come are given seats, so that the job's end is known.
+        # Above 0: those that join are taken in as workers, so that the job's end is known.
         deadline=now + s.spec.join_timeout_s,
     )  # fmt: skip
     return _remake(moved, e.machines, e.reason)

@@ -1,4 +1,4 @@
-"""Decisions beyond a plain restart: a marked node leaves, an agent executes itself again, everybody waits."""
+"""Decisions beyond a plain restart: an eviction, a re-execution (level 2), relief by spares, a hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aegis_elastic.core.model import ErrorNode, NodeMark, Phase, Status, Verdict
 
 
 def decide_evict(s: Status, now: float) -> Transition:
-    """The marked node leaves with all who are on it, if the others can go on without it."""
+    """The marked node leaves with all its workers, if the others can go on without it."""
     mark = conditions.leaving_mark(s)
     assert mark is not None
     node = mark.node_name
@@ -32,7 +32,7 @@ def decide_evict(s: Status, now: float) -> Transition:
     kind = "slow" if mark.verdict is Verdict.SLOW else "hang"
     leaving = [worker for worker in s.workers if worker.node_name == node]
     effects = [RecordErrorNode(s.step + 1, node, why, kind)]
-    told = [
+    dismissals = [
         Dismiss(s.step + 1, worker.name, worker.uid, f"this node is evicted, {why}")
         for worker in (*s.workers, *s.spares)
         if worker.node_name == node
@@ -52,12 +52,12 @@ def decide_evict(s: Status, now: float) -> Transition:
         rid, now, f"{names_of(leaving)} leaves {node}{boundary}, {why}: not counted", "evict",
         workers=workers, clues=("slow",), last_root="",
     )  # fmt: skip
-    return made._replace(effects=(*effects, *told, *made.effects))
+    return made._replace(effects=(*effects, *dismissals, *made.effects))
 
 
 def _keep(s: Status, mark: NodeMark) -> Transition:
-    """Nobody could take its place: a slow node is better than none. The mark stays, and the guard may ask
-    again.
+    """Nothing can replace it: a slow node is better than none. The mark stays, and the guard may allow the
+    eviction again.
     """
     kept = tuple(
         edit_mark(other, evict="", safe=False) if other.node_name == mark.node_name else other
@@ -72,8 +72,8 @@ def _keep(s: Status, mark: NodeMark) -> Transition:
 
 
 def decide_relieve(s: Status, now: float) -> Transition:
-    """Fit spares take the seats of a node that fails too often. Nothing is found broken there, so nothing is
-    said of it to other jobs; it may come back and wait.
+    """Fit spares replace the workers of a node that fails too often. Nothing is found broken there, so it is
+    not recorded for other jobs; it may come back and wait.
     """
     nodes = relieved_nodes(s)
     leaving = [worker for worker in s.workers if worker.node_name in nodes]
@@ -96,24 +96,24 @@ def decide_relieve(s: Status, now: float) -> Transition:
         last_root="",
     )
     step = made.status.step
-    told = [
+    dismissals = [
         Dismiss(step, worker.name, worker.uid, f"a spare takes this node's place: {nodes[worker.node_name]}")
         for worker in (*s.workers, *s.spares)
         if worker.node_name in nodes
     ]
     page = Page(step, f"relieve.{', '.join(nodes)}", made.reason)
-    return made._replace(effects=(*told, page, *made.effects))
+    return made._replace(effects=(*dismissals, page, *made.effects))
 
 
 def decide_renew(s: Status, now: float) -> Transition:
-    """Level 2, once a recovery: agents whose surroundings are broken execute themselves again."""
+    """Level 2, once a recovery: agents whose surroundings are broken re-execute themselves."""
     broken = [worker for worker in s.workers if worker.renew]
     why = "; ".join(f"{worker.name}: {worker.renew}" for worker in broken)
     if len(s.workers) > 1 and all(worker.renew.startswith("io.") for worker in s.workers):
         workers = tuple(edit(worker, renew="") for worker in s.workers)
         return note(s, f"broken for everybody, so no node can be blamed: {why}", "renew", workers=workers)
     if s.renewed:
-        return _worn(s)
+        return _level_two_failed(s)
     workers = tuple(
         reset(worker, Phase.RESTARTING, now, gone=True, renew=worker.renew) if worker.renew else worker
         for worker in s.workers
@@ -130,9 +130,9 @@ def decide_renew(s: Status, now: float) -> Transition:
     )
 
 
-def _worn(s: Status) -> Transition:
+def _level_two_failed(s: Status) -> Transition:
     """A clean process found the same. Broken io of single nodes that can be spared is their hardware; for
-    anything else no machine can be blamed: a human is called, and training goes on with what there is.
+    anything else no machine can be blamed: an operator is called, and training goes on as it is.
     """
     broken = [worker for worker in s.workers if worker.renew]
     why = "; ".join(f"{worker.name}: {worker.renew}" for worker in broken)
@@ -150,7 +150,7 @@ def _worn(s: Status) -> Transition:
 
 
 def decide_refund(s: Status, now: float) -> Transition:
-    """All accounts were alike when training started, so whoever stands higher was charged since."""
+    """All retries were equal when training started, so a worker with more has been charged since."""
     before = max(worker.retries for worker in s.workers) - 1
     workers = tuple(edit(worker, retries=min(worker.retries, before)) for worker in s.workers)
     reason = f"the charge of incarnation {s.incarnation} is given back: {s.held}"
@@ -158,7 +158,7 @@ def decide_refund(s: Status, now: float) -> Transition:
 
 
 def decide_release(s: Status, now: float) -> Transition:
-    """The wait is over: what was found meanwhile says nothing of the nodes, so everybody checks again."""
+    """The wait is over: findings from before say nothing of the nodes, so all check again."""
     over = amend(s, held="", held_until=0.0, entries=s.entries + 1)
     reason = f"no longer held ({s.held})"
     if over.entries > s.spec.recovery_budget:

@@ -1,10 +1,10 @@
-"""Giving a job back to its scheduler, and taking it up again in another allocation.
+"""Requeue: giving a job back to its scheduler, and resuming it in another allocation.
 
 When the machines that are left don't suffice and a scheduler can start the job anew, the job is *suspended*
-instead of failed: its record stays as it is, all agents leave with the code that asks for a requeue, and
-nothing is decided any more. `Requeued` ends that. The same event is what a job finds that its scheduler took
-away in the middle of training (preemption, a time limit): none of its agents was lost by a failure of theirs,
-so nothing is charged, and everything begins with the bootcheck, on whatever nodes there are now.
+instead of failed: its record stays as it is, all agents leave with the exit code that asks for a requeue, and
+nothing is decided any more. `Requeued` ends that. It is also the event after a scheduler has stopped a job
+during training (preemption, a time limit): no agent was lost by a failure of its own, so nothing is charged,
+and the job starts with the bootcheck, on the nodes that it has now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aegis_elastic.core.events import Close, Dismiss, Event, Join, Quit, Reconci
 from aegis_elastic.core.machine.change import Transition, amend, edit, fail, is_independent, move, nothing
 from aegis_elastic.core.model import BOOTING, Phase, Status
 
-# Ranks that are told to end may save first, each as long as it takes: so long may the first agent be gone
+# Ranks that are terminated may save first, as long as it takes: so the first agent may be gone this long
 # before the last when a scheduler ends them all.
 TAKEN_AWAY_S = 120.0
 
@@ -25,8 +25,8 @@ def give_up(s: Status, reason: str, name: str) -> Transition:
     """The machines don't suffice: fail, or wait to be started anew where a scheduler does that."""
     if not s.spec.requeue:
         return fail(s, reason, name)
-    said = f"{reason}: to be started anew by the scheduler"
-    moved = move(s, s.phase, said, name, suspended=reason, deadline=0.0, held="", held_until=0.0)
+    text = f"{reason}: to be started anew by the scheduler"
+    moved = move(s, s.phase, text, name, suspended=reason, deadline=0.0, held="", held_until=0.0)
     close = Close(moved.status.step, "Requeue", reason)
     return moved._replace(effects=(*moved.effects, close))
 
@@ -77,9 +77,9 @@ def requeued(s: Status, e: Requeued, now: float) -> Transition:
 
 
 def _taken_away(s: Status, now: float) -> bool:
-    """Whether what stands in the accounts is the scheduler's own doing: all agents ended together, one of
-    them was missed before the new start was told, and none came back. A failure was told by its agent, and
-    a lost node's neighbours lived on.
+    """Whether the charge is for the scheduler's own stop: all agents ended together, one of them was found
+    lost before the new start was reported, and none came back. A failure is reported by its agent, and after
+    a lost node the other agents live on.
     """
     lost = (
         s.phase is Phase.RESTARTING
