@@ -99,7 +99,7 @@ async def _lead(config: PlaneConfig, nats_port: int) -> None:
             advisory = advisories.parse_disconnect(bus_message.data)
             master.on_disconnected(advisory.name, advisory.reason, advisory.client_id)
 
-        system.on_new_link(master.on_bus_lost)
+        system.on_new_client(master.on_bus_lost)
         spec = master.status.spec
         await system.subscribe(advisories.CONNECTS, on_connect)
         await system.subscribe(advisories.DISCONNECTS, on_disconnect)

@@ -15,13 +15,13 @@ AEGISCTL = str(Path(sys.executable).parent / "aegisctl")
 # The driver as a master uses it, run where scontrol finds its cluster.
 DRIVER = """
 import asyncio, json, sys
-from aegis_elastic.control.isolation.contract import ask
+from aegis_elastic.control.isolation.contract import call_driver
 from aegis_elastic.control.isolation.slurm import Slurm
 driver, action, node = Slurm(20), sys.argv[1], sys.argv[2]
 if action == "exclude":
     outcome = asyncio.run(driver.exclude(node, sys.argv[3].split(",")))
 else:
-    outcome = asyncio.run(ask(driver, action, node, "gpu.missing"))
+    outcome = asyncio.run(call_driver(driver, action, node, "gpu.missing"))
 print(json.dumps(outcome))
 """
 

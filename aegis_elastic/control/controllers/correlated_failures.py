@@ -1,8 +1,8 @@
-"""The desk that pulls the brake: what befalls too many nodes at once holds the recovery, and isolates nobody.
+"""Correlated failures: what befalls too many nodes at once holds the recovery, and isolates nobody.
 
 It reads the same findings as `step` does, before `step` does, and puts `Hold` in line with the last of them:
-so the machine waits instead of blaming nodes. Storage is then probed by this host alone; anything else is
-looked at by everybody when the hold runs out, which it does after ever longer times. If it has lasted for
+so the machine waits instead of blaming nodes. Storage is then probed by this host only; anything else is
+checked by all nodes when the hold runs out, which it does after ever longer times. If it has lasted for
 `hold_max_s` in all, the job is ended and says so: waiting for ever is no answer, and neither is isolating.
 Before training has begun nothing is lost by ending: first checks that condemn too many end the job at once.
 
@@ -97,7 +97,7 @@ class CorrelatedFailureController:
         if status.phase is Phase.RUN_COMMAND:
             self._holds = 0
         if before is None and status.held and self._prober is None:
-            # A master before us has pulled the brake, and took its prober along.
+            # A master before us held the recovery, and took its prober along.
             self._holds, self._since = 1, self._now()
             self._probe()
         if not status.held:
@@ -124,7 +124,7 @@ class CorrelatedFailureController:
             return (
                 Quit(f"{found.reason}; it has lasted for {now - self._since:.0f} s, and no node is blamed"),
             )
-        # Storage without a path that could be probed is looked at by all, as anything else.
+        # Storage without a path that could be probed is checked by all nodes, as anything else.
         probed = found.kind == STORAGE and bool(self._paths)
         wait_s = min(correlation.wait_s(self._holds, guard, probed=probed), left_s)
         if self._holds == 0:
@@ -149,7 +149,7 @@ class CorrelatedFailureController:
             self._prober = asyncio.get_running_loop().create_task(self._probe_until_well(), name="prober")
 
     def _stop_probing(self) -> None:
-        # While `turn` has said Hold and it isn't decided yet, the prober is asleep.
+        # While `events_due` has given Hold and it isn't decided yet, the prober is asleep.
         if self._prober is not None and self._status is not None and not self._status.held:
             self._prober.cancel()
             self._prober = None
@@ -181,14 +181,16 @@ async def probe_io(paths: Mapping[str, str]) -> str:
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(msgspec.json.encode(request)), PROBE_PATIENCE_S)
+        output, _ = await asyncio.wait_for(
+            process.communicate(msgspec.json.encode(request)), PROBE_PATIENCE_S
+        )
     except asyncio.TimeoutError:
         return f"the probe gave no answer in {PROBE_PATIENCE_S:.0f} s"
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    for line in said.splitlines():
+    for line in output.splitlines():
         result = msgspec.json.decode(line, type=CheckResult)
         return "" if result.passed else result.result
-    return f"the probe ended with exit code {process.returncode} and said nothing"
+    return f"the probe ended with exit code {process.returncode} without any output"

@@ -1,4 +1,4 @@
-"""The desk of constant monitoring: what agents note becomes lines of the journal, what they report is kept.
+"""Constant monitoring: agents' notes become lines of the journal, the usage that they report is kept.
 
 A note is signed by its worker (`bus.contact.notes`); here it is held against what the master knows of that
 worker, counted once, and bounded: a worker that notes without end must not fill the journal.
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 WATCHER = "monitor"  # whose facts in the reports are for us
 CODE_CHARS_MAX = 100
 NUMBERS_MAX = 16
-# Of one worker in a minute: an agent tells at most half of that.
+# Of one worker in a minute: an agent sends at most half of that.
 NOTED_MAX = 60
 MINUTE_S = 60.0
-# A failure that all of 2,000 nodes tell of is told often enough by some of them.
+# A failure that all of 2,000 nodes note is noted often enough by some of them.
 _ALL = "", 600
 
 
@@ -71,10 +71,10 @@ class MonitoringController:
             return  # its answer was lost
         self._numbers[note.uid] = note.number
         left = min(
-            self._left(who, most, len(note.anomalies)) for who, most in ((note.worker, NOTED_MAX), _ALL)
+            self._allowed(who, most, len(note.anomalies)) for who, most in ((note.worker, NOTED_MAX), _ALL)
         )
         for anomaly in note.anomalies[:left]:
-            self._feed(Noted(worker.name, worker.node_name, anomaly.code, _told(anomaly), anomaly.time))
+            self._feed(Noted(worker.name, worker.node_name, anomaly.code, _as_text(anomaly), anomaly.time))
 
     def _worker(self, name: str, uid: str) -> Worker | None:
         workers = (*self._status.workers, *self._status.spares)
@@ -83,18 +83,18 @@ class MonitoringController:
             None,
         )
 
-    def _left(self, who: str, most: int, asked: int) -> int:
+    def _allowed(self, who: str, most: int, wanted: int) -> int:
         """How many of so many anomalies they may have noted now, of `most` in a minute."""
         now_s = time.monotonic()
         since_s, count = self._allowance.get(who, (-math.inf, 0))
         if now_s - since_s >= MINUTE_S:
             since_s, count = now_s, 0
-        if count <= most < count + asked:
+        if count <= most < count + wanted:
             logger.warning("%s: more than %d anomalies in a minute, the rest is dropped", who or "all", most)
-        self._allowance[who] = since_s, count + asked
+        self._allowance[who] = since_s, count + wanted
         return max(most - count, 0)
 
-    # ------------------------------------------------------------ as a desk
+    # ------------------------------------------------------------ as a `Controller`
 
     def on_report(self, report: Message, now_s: float) -> None:
         """Keep what the worker's node uses."""
@@ -129,7 +129,7 @@ class MonitoringController:
         """Nothing to give back."""
 
 
-def _told(anomaly: Anomaly) -> str:
+def _as_text(anomaly: Anomaly) -> str:
     """Its detail and its numbers, in one line that a terminal can be shown: parts of it a rank has
     written.
     """

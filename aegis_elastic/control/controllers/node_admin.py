@@ -1,4 +1,4 @@
-"""What `aegisctl` asks about nodes through a job's master: taint, untaint, and what is known."""
+"""Admin handlers for nodes, by which `aegisctl` reaches a job's master: taint, untaint, list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from aegis_elastic.control.controllers.contract import AdminHandler
-from aegis_elastic.control.host.cluster import ClusterScope, Edit, Seen
+from aegis_elastic.control.host.cluster import ClusterScope, Edit, VersionedRecord
 from aegis_elastic.control.isolation.isolations import Isolations
 from aegis_elastic.core.policy import node_records
 from aegis_elastic.core.policy.node_records import MANUAL, NodeTaint
@@ -17,7 +17,7 @@ from aegis_elastic.store.contract import StoreError
 
 
 class TaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `aegisctl taint` asks of a master. `until` in wall seconds, 0 for no end."""
+    """Arguments of `aegisctl taint`. `until` in wall seconds, 0 for no end."""
 
     nodes: tuple[str, ...]
     reason: str
@@ -27,15 +27,15 @@ class TaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UntaintCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `aegisctl untaint` asks of a master."""
+    """Arguments of `aegisctl untaint`."""
 
     nodes: tuple[str, ...]
 
 
-class Changed(Protocol):
-    """Hears of a record that was changed by hand, and whether its taints were lifted."""
+class OnChange(Protocol):
+    """Called with a record that was changed by hand, and whether its taints were lifted."""
 
-    def __call__(self, node: str, seen: Seen, *, lifted: bool = False) -> None: ...
+    def __call__(self, node: str, versioned: VersionedRecord, *, lifted: bool = False) -> None: ...
 
 
 class NodeAdmin:
@@ -44,13 +44,13 @@ class NodeAdmin:
     def __init__(
         self,
         scope: ClusterScope,
-        changed: Changed,
+        on_change: OnChange,
         isolations: Isolations | None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`changed` is told at once, before any watch of the store could."""
+        """`changed` is called at once, before any watch of the store could."""
         self._scope = scope
-        self._changed = changed
+        self._on_change = on_change
         self._isolations = isolations
         self._now = now
 
@@ -60,28 +60,28 @@ class NodeAdmin:
         return {"taint": self._taint, "untaint": self._untaint, "nodes": self._nodes}
 
     async def _taint(self, args: dict[str, Any]) -> Any:
-        asked = _convert(args, TaintCall)
+        call = _convert(args, TaintCall)
         taint = NodeTaint(
-            node_records.clip(asked.reason), MANUAL, self._now(), node_records.clip(asked.by), asked.until
+            node_records.clip(call.reason), MANUAL, self._now(), node_records.clip(call.by), call.until
         )
-        if asked.isolate and self._isolations is None:
+        if call.isolate and self._isolations is None:
             raise ValueError("this job has no isolation driver (--aegis-isolation)")
         rows = []
-        for node in asked.nodes:
-            seen = await self._edit(node, lambda found: node_records.with_taint(found, taint))
-            self._changed(node, seen)
-            rows.append(node_records.as_row(seen.record, self._now()))
-            if asked.isolate and self._isolations is not None:
-                self._isolations.ask(node, taint.reason)
+        for node in call.nodes:
+            versioned = await self._edit(node, lambda found: node_records.with_taint(found, taint))
+            self._on_change(node, versioned)
+            rows.append(node_records.as_row(versioned.record, self._now()))
+            if call.isolate and self._isolations is not None:
+                self._isolations.isolate(node, taint.reason)
         return rows
 
     async def _untaint(self, args: dict[str, Any]) -> Any:
-        asked = _convert(args, UntaintCall)
+        call = _convert(args, UntaintCall)
         rows = []
-        for node in asked.nodes:
-            seen = await self._edit(node, node_records.without_taints)
-            self._changed(node, seen, lifted=True)
-            rows.append(node_records.as_row(seen.record, self._now()))
+        for node in call.nodes:
+            versioned = await self._edit(node, node_records.without_taints)
+            self._on_change(node, versioned, lifted=True)
+            rows.append(node_records.as_row(versioned.record, self._now()))
         return rows
 
     async def _nodes(self, args: dict[str, Any]) -> Any:
@@ -95,7 +95,7 @@ class NodeAdmin:
             "nodes": [node_records.as_row(each, now) for each in records.values()],
         }
 
-    async def _edit(self, node: str, edit: Edit) -> Seen:
+    async def _edit(self, node: str, edit: Edit) -> VersionedRecord:
         try:
             return await self._scope.changed(node, edit)
         except StoreError as error:
@@ -106,4 +106,4 @@ def _convert(args: dict[str, Any], kind: type[Any]) -> Any:
     try:
         return msgspec.convert(args, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"cannot understand what is asked: {error}") from error
+        raise ValueError(f"cannot understand the call: {error}") from error

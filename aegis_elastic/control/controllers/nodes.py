@@ -1,10 +1,10 @@
-"""The desk that knows the cluster's nodes: what their records say becomes Taint and Untaint, and what the job
-finds out about a node goes into its record, and to the scheduler.
+"""Records of the cluster's nodes: what they say becomes Taint and Untaint, and what the job finds out about a
+node goes into its record, and to the scheduler.
 
-It is level-triggered on the records: whatever changes them (another job, an operator, time) is told to
-`step`, which ignores what it knows. Before an agent's Join is decided on its node's record is read anew, so
-that no late watch lets a bad node in. If the store can't be reached the job goes on with what is known; that
-is said once, loudly, and what is to be written waits until it can be.
+The controller is level-triggered on the records: whatever changes them (another job, an operator, time) is
+fed to `step`, which ignores what it knows. Before an agent's Join is decided on, its node's record is read
+anew, so that no late watch lets a bad node in. If the store can't be reached the job goes on with what is
+known; that is logged once, as an error, and what is to be written waits until it can be.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aegis_elastic.control.controllers.node_admin import NodeAdmin
 from aegis_elastic.control.host.cluster import (
     ClusterScope,
     Edit,
-    Seen,
+    VersionedRecord,
     node_key,
     of_cluster,
     of_job,
@@ -48,19 +48,19 @@ from aegis_elastic.store.contract import Change, Store, StoreError
 
 logger = logging.getLogger(__name__)
 
-# A day: long enough that nobody meets the node again tonight, and somebody has looked at the page by then.
+# A day: by then somebody has read the page.
 TAINT_S = 86400.0
 # A first Join waits this long for the records, every later one for its node's; then what is known must do.
 LOAD_PATIENCE_S = 5.0
 # Both are well within what an agent waits for its answer, and long enough for a busy host.
-LOOK_PATIENCE_S = 6.0
+READ_PATIENCE_S = 6.0
 RETRY_S, RETRY_S_MAX = 1.0, 30.0
 CLOSE_PATIENCE_S = 2.0
 # While the store is away notes wait in memory; they are worth less than that.
 NOTES_MAX = 1000
-# What watchers of ranks and nodes say of a node's health; other notes are about our own doings.
+# What watchers of ranks and nodes note of a node's health; other notes are about our own actions.
 ANOMALIES = ("cpu.", "gpu.", "memory.", "network.", "signature.")
-# Of these, the log lines that name hardware say something of the machine; the others of what ran on it.
+# Of these, the log lines that name hardware are about the machine; the others about what ran on it.
 OF_THE_MACHINE = tuple(
     f"signature.{kind}_" for kind in ("gpu", "ib", "pcie", "nic", "nvswitch", "disk", "efa", "driver", "host")
 )
@@ -72,7 +72,7 @@ def source_of(spec: JobSpec) -> str:
 
 
 class NodeController:
-    """One job's eye and hand on the records of nodes."""
+    """Reads and writes the records of nodes for one job."""
 
     def __init__(
         self,
@@ -103,16 +103,16 @@ class NodeController:
         self._loaded = asyncio.Event()
         self._writes: asyncio.Queue[tuple[str, Edit]] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._away = False
+        self._store_lost = False
         self._due = math.inf
         self._began_s = time.monotonic()
-        self._told = set[str]()
-        self._asked = set[tuple[str, NodeTaint]]()
+        self._fed_taints = set[str]()
+        self._isolation_requested = set[tuple[str, NodeTaint]]()
 
-    # ------------------------------------------------------------ as a desk
+    # ------------------------------------------------------------ as a `Controller`
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """See `Controller.on_report`: nothing of this is said in reports."""
+        """See `Controller.on_report`: reports have nothing of this."""
 
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
         """See `Controller.on_transitions`."""
@@ -121,12 +121,12 @@ class NodeController:
         for event, transition in transitions:
             for effect in transition.effects:
                 if isinstance(effect, RecordErrorNode):
-                    self._condemned(effect.node_name, transition.status)
+                    self._record_error_node(effect.node_name, transition.status)
             if isinstance(event, Noted) and event.node_name and event.code.startswith(ANOMALIES):
-                self._note(event)
+                self._write_incident(event)
         if begins:
-            self._run(self._follow())
-            self._run(self._write())
+            self._run(self._watch_records())
+            self._run(self._write_forever())
 
     def due_s(self) -> float:
         """See `Controller.due_s`: when the next taint runs out."""
@@ -137,8 +137,8 @@ class NodeController:
         self._set_due()
         ran_out = [node for node, record in self._records.items() if record.taints]
         for node in ran_out:
-            self._see_to_isolation(node)
-        return [self._event(node) for node in ran_out]
+            self._reconcile_isolation(node)
+        return [self._taint_event(node) for node in ran_out]
 
     async def close(self) -> None:
         """See `Controller.close`. What is to be written or isolated gets a moment: the job may end because of
@@ -154,31 +154,31 @@ class NodeController:
             await self._isolations.close(max(until_s - time.monotonic(), 0.0))
         await end_all(self._tasks)
 
-    # ------------------------------------------------------------ at the door
+    # ------------------------------------------------------------ admission
 
     async def check_admission(self, node_name: str) -> float:
         """See `AdmissionCheck`: have `step` know what this node's record says now; returns its score."""
         try:
             patience_s = max(self._began_s + LOAD_PATIENCE_S - time.monotonic(), 0.0)
             await asyncio.wait_for(self._loaded.wait(), patience_s)
-            seen = await asyncio.wait_for(self._scope.look(node_name), LOOK_PATIENCE_S)
+            versioned = await asyncio.wait_for(self._scope.read(node_name), READ_PATIENCE_S)
         except (StoreError, asyncio.TimeoutError) as error:
-            self._lost_sight(error)
+            self._on_store_lost(error)
         else:
-            self._back_in_sight()
-            self._learn(node_name, seen)
+            self._on_store_back()
+            self._update(node_name, versioned)
         known = self._records.get(node_name)
         return node_records.score(known, self._now()) if known else 0.0
 
-    def changed_by_hand(self, node: str, seen: Seen, *, lifted: bool = False) -> None:
+    def on_operator_change(self, node: str, versioned: VersionedRecord, *, lifted: bool = False) -> None:
         """An operator has changed this node's record through this job; `lifted` its taints, ours included."""
         if lifted:
             self._unwritten.pop(node, None)
-        self._learn(node, seen)
+        self._update(node, versioned)
 
     # ------------------------------------------------------------ from the store
 
-    async def _follow(self) -> None:
+    async def _watch_records(self) -> None:
         """Know the records, through every outage of the store, for ever."""
         retry_s = RETRY_S
         while True:
@@ -188,59 +188,61 @@ class NodeController:
                     self._fresh = False
                 async with await self._scope.watch() as watch:
                     found = [(record_of(entry), entry.revision) for entry in watch.snapshot]
-                    self._load({r.node_name: Seen(r, revision) for r, revision in found if r is not None})
+                    self._load(
+                        {r.node_name: VersionedRecord(r, revision) for r, revision in found if r is not None}
+                    )
                     retry_s = RETRY_S
                     await self._scope.forget(self._now())
                     async for change in watch:
-                        self._changed(change)
+                        self._on_change(change)
             except StoreError as error:
-                self._lost_sight(error)
+                self._on_store_lost(error)
             except Exception:  # whatever it was, a node that others condemn meanwhile would be let in
                 logger.exception("THE RECORDS OF NODES are not followed: trying again in %g s", retry_s)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_S_MAX)
 
-    def _load(self, records: dict[str, Seen]) -> None:
+    def _load(self, records: dict[str, VersionedRecord]) -> None:
         """The records as they are now. What the job has found and nobody has written down is written."""
         assert self._status is not None
-        self._back_in_sight()
+        self._on_store_back()
         for found in self._status.error_nodes:
             taint = self._taint_of(found)
-            record = _of(records, found.node_name).record
+            record = _record_in(records, found.node_name).record
             ours = found.job == self._status.spec.job_name
             if ours and found.kind != MANUAL and not node_records.had_taint(record, taint):
-                self._enter(found.node_name, taint)
-        self._told.update(node.node_name for node in self._status.error_nodes)
-        for name in {*records, *self._told}:
-            self._learn(name, _of(records, name))
+                self._write_taint(found.node_name, taint)
+        self._fed_taints.update(node.node_name for node in self._status.error_nodes)
+        for name in {*records, *self._fed_taints}:
+            self._update(name, _record_in(records, name))
         self._loaded.set()
 
-    def _changed(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         if change.entry is None:
             # Somebody has deleted the record; keys don't tell names.
             gone = [node for node in self._records if node_key(node) == change.key]
             for node in gone:
-                self._learn(node, Seen(NodeRecord(node), 0))
+                self._update(node, VersionedRecord(NodeRecord(node), 0))
             return
         record = record_of(change.entry)
         if record is not None:
-            self._learn(record.node_name, Seen(record, change.entry.revision))
+            self._update(record.node_name, VersionedRecord(record, change.entry.revision))
 
-    def _learn(self, node: str, seen: Seen) -> None:
-        """This is what the node's record says: tell `step`, and the scheduler."""
-        if 0 < seen.revision < self._revisions.get(node, 0):
-            return  # A watch that lags behind what was read at the door: the node has passed its trial since.
-        self._revisions[node] = seen.revision
-        self._records[node] = seen.record
+    def _update(self, node: str, versioned: VersionedRecord) -> None:
+        """This is what the node's record says now: feed it, and have the scheduler follow."""
+        if 0 < versioned.revision < self._revisions.get(node, 0):
+            return  # A watch that lags behind what was read at admission.
+        self._revisions[node] = versioned.revision
+        self._records[node] = versioned.record
         self._set_due()
-        event = self._event(node)
+        event = self._taint_event(node)
         if isinstance(event, Taint):
-            self._told.add(node)
-        if node in self._told:  # of clean nodes there are thousands, and nobody need hear of them
+            self._fed_taints.add(node)
+        if node in self._fed_taints:  # of clean nodes there are thousands, and no event is needed
             self._feed(event)
-        self._see_to_isolation(node)
+        self._reconcile_isolation(node)
 
-    def _see_to_isolation(self, node: str) -> None:
+    def _reconcile_isolation(self, node: str) -> None:
         """Whom this job has condemned, now or in an earlier life, the scheduler should not have; who is free
         it gets back, whoever had taken it.
         """
@@ -251,26 +253,26 @@ class NodeController:
         ours = taint is not None and taint.job.rpartition("/")[0] == self._source.rpartition("/")[0]
         if taint is not None and ours and record.isolated is None:
             # Once for each taint: what was refused or given up is a human's, and records change often.
-            if (node, taint) not in self._asked:
-                self._asked.add((node, taint))
-                self._isolations.ask(node, taint.reason)
+            if (node, taint) not in self._isolation_requested:
+                self._isolation_requested.add((node, taint))
+                self._isolations.isolate(node, taint.reason)
         elif record.isolated is not None and node_records.judge(record, now).free:
             self._isolations.release(node)
 
-    def _believed(self, node: str) -> NodeRecord:
+    def _effective_record(self, node: str) -> NodeRecord:
         record = self._records.get(node) or NodeRecord(node)
         unwritten = self._unwritten.get(node)
         return node_records.with_taint(record, unwritten) if unwritten else record
 
-    def _event(self, node: str) -> Event:
-        verdict = node_records.judge(self._believed(node), self._now())
+    def _taint_event(self, node: str) -> Event:
+        verdict = node_records.judge(self._effective_record(node), self._now())
         if verdict.taint is None:
             return Untaint(node, "no taint stands")
         if verdict.standing is node_records.Standing.PROBATION:
             return Taint(node, verdict.why, HARDWARE)
         taint = verdict.taint
-        said = taint.reason if taint.job == self._source else f"{taint.reason} (says {taint.job})"
-        return Taint(node, said, taint.kind, taint.until)
+        reason = taint.reason if taint.job == self._source else f"{taint.reason} (says {taint.job})"
+        return Taint(node, reason, taint.kind, taint.until)
 
     def _set_due(self) -> None:
         now = self._now()
@@ -280,27 +282,27 @@ class NodeController:
 
     # ------------------------------------------------------------ to the store
 
-    def _condemned(self, node: str, status: Status) -> None:
+    def _record_error_node(self, node: str, status: Status) -> None:
         """The job has decided that this node must leave."""
         found = next((each for each in status.error_nodes if each.node_name == node), None)
         if found is not None:
-            self._enter(node, self._taint_of(found))
+            self._write_taint(node, self._taint_of(found))
 
     def _taint_of(self, found: ErrorNode) -> NodeTaint:
         until = found.until or (found.time + self._taint_s if self._taint_s else 0.0)
         return NodeTaint(node_records.clip(found.reason), found.kind, found.time, self._source, until)
 
-    def _enter(self, node: str, taint: NodeTaint) -> None:
+    def _write_taint(self, node: str, taint: NodeTaint) -> None:
         self._unwritten[node] = taint
 
-        def entered(record: NodeRecord) -> NodeRecord:
+        def edit_record(record: NodeRecord) -> NodeRecord:
             # Once, by whichever master: if it was lifted since, an operator knew better.
             lifted = self._unwritten.get(node) != taint or node_records.had_taint(record, taint)
             return record if lifted else node_records.with_taint(record, taint)
 
-        self._writes.put_nowait((node, entered))
+        self._writes.put_nowait((node, edit_record))
 
-    def _note(self, event: Noted) -> None:
+    def _write_incident(self, event: Noted) -> None:
         kind = ANOMALY if event.code.startswith(OF_THE_MACHINE) else NOTICE
         incident = Incident(node_records.clip(event.code), kind, min(event.time, self._now()), self._source)
         known = self._records.get(event.node_name) or NodeRecord(event.node_name)
@@ -309,7 +311,7 @@ class NodeController:
                 (event.node_name, lambda record: node_records.with_incident(record, incident))
             )
 
-    async def _write(self) -> None:
+    async def _write_forever(self) -> None:
         """Write what is to be written, one after the other, for as long as it takes."""
         await self._loaded.wait()
         while True:
@@ -325,26 +327,26 @@ class NodeController:
         retry_s = RETRY_S
         while True:
             try:
-                seen = await self._scope.changed(node, edit)
+                versioned = await self._scope.changed(node, edit)
                 break
             except StoreError as error:
-                self._lost_sight(error)
+                self._on_store_lost(error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_S_MAX)
-        self._back_in_sight()
+        self._on_store_back()
         unwritten = self._unwritten.get(node)
-        if unwritten is not None and node_records.had_taint(seen.record, unwritten):
+        if unwritten is not None and node_records.had_taint(versioned.record, unwritten):
             del self._unwritten[node]
-        self._learn(node, seen)
+        self._update(node, versioned)
 
-    def _back_in_sight(self) -> None:
-        if self._away:
-            self._away = False
+    def _on_store_back(self) -> None:
+        if self._store_lost:
+            self._store_lost = False
             logger.warning("the records of nodes in %s can be had again", self._scope.where)
 
-    def _lost_sight(self, error: Exception) -> None:
-        if not self._away:
-            self._away = True
+    def _on_store_lost(self, error: Exception) -> None:
+        if not self._store_lost:
+            self._store_lost = True
             logger.error(
                 "THE RECORDS OF NODES in %s can't be had: %s. Training goes on; until they are back, a node "
                 "that others have tainted may be let in, and what this job finds waits to be written",
@@ -355,7 +357,7 @@ class NodeController:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(_say_if_broken)
+        task.add_done_callback(_log_if_broken)
 
 
 def add_to(
@@ -369,7 +371,7 @@ def add_to(
     page: Page = log_page,
     objection: Objection | None = None,
 ) -> ClusterScope:
-    """Give a job its desk for nodes, and return the scope that it works on: the cluster's, or the job's own
+    """Add the controller of nodes, and return the scope that it works on: the cluster's, or the job's own
     `store`. ValueError if the isolation driver can't be used here.
     """
     scope = of_cluster(config.state_dir, config.store) or of_job(store)
@@ -393,16 +395,16 @@ def add_to(
     controller = NodeController(scope, spec, feed, taint_s=config.taint_s, fresh=fresh, isolations=isolations)
     controllers.add(controller)
     controllers.add_admission_check(controller, controller.check_admission)
-    # Not when this desk breaks: the guard keeps its records there, too.
+    # Not when this controller breaks: the guard keeps its records there, too.
     controllers.on_close(scope.close)
-    controllers.admin_handlers |= NodeAdmin(scope, controller.changed_by_hand, isolations).admin_handlers
+    controllers.admin_handlers |= NodeAdmin(scope, controller.on_operator_change, isolations).admin_handlers
     return scope
 
 
-def _of(records: Mapping[str, Seen], node: str) -> Seen:
-    return records.get(node) or Seen(NodeRecord(node), 0)
+def _record_in(records: Mapping[str, VersionedRecord], node: str) -> VersionedRecord:
+    return records.get(node) or VersionedRecord(NodeRecord(node), 0)
 
 
-def _say_if_broken(task: asyncio.Task[None]) -> None:
+def _log_if_broken(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         logger.error("the records of nodes are no longer followed: %r", task.exception())

@@ -1,4 +1,4 @@
-"""What an operator asks of a running job by `aegisctl`: restart a worker, mark a node, let a node go.
+"""Actions of an operator on a running job, by `aegisctl`: restart a worker, mark a node, evict a node.
 
 Each is an event of `step` as a detector's or the guard's would be, so it is in the journal, counts alike and
 is refused alike. What would change nothing is refused with the machine's own reason.
@@ -19,7 +19,7 @@ _BY = "asked by aegisctl"
 
 
 class OperatorActions:
-    """Answers operators of one job. `feed` puts an event in line, `status` gives the newest status."""
+    """The admin handlers of one job. `feed` puts an event in line, `status` gives the newest status."""
 
     def __init__(self, feed: Callable[[Event], None], status: Callable[[], Status]) -> None:
         self._feed = feed
@@ -34,20 +34,20 @@ class OperatorActions:
         status = self._status()
         worker = self._worker(args) if args.get("worker") else next(iter(status.workers), None)
         if worker is None:
-            raise ValueError("nobody has a seat yet: there is nothing to restart")
+            raise ValueError("no worker has ranks yet: there is nothing to restart")
         if status.recover_count >= status.spec.max_retry:
             raise ValueError(
                 f"a restart counts like a failure, and all {status.spec.max_retry} retries are used up: "
                 "the job would end"
             )
-        return self._put(Act(worker.name, "manual", _reason(args)))
+        return self._feed_if_it_changes(Act(worker.name, "manual", _reason(args)))
 
     async def _mark(self, args: dict[str, Any]) -> dict[str, str]:
         worker = self._worker(args)
-        return self._put(Mark(worker.node_name, worker.name, _verdict(args), _reason(args)))
+        return self._feed_if_it_changes(Mark(worker.node_name, worker.name, _verdict(args), _reason(args)))
 
     async def _unmark(self, args: dict[str, Any]) -> dict[str, str]:
-        return self._put(Unmark(self._worker(args).node_name, _verdict(args), _reason(args)))
+        return self._feed_if_it_changes(Unmark(self._worker(args).node_name, _verdict(args), _reason(args)))
 
     async def _evict(self, args: dict[str, Any]) -> dict[str, str]:
         """Marked slow if it isn't marked: so it leaves at a checkpoint, and only if it can be spared."""
@@ -60,17 +60,17 @@ class OperatorActions:
             self._feed(mark)
             self._feed(Evict(worker.node_name, _reason(args)))
             return {"said": f"{worker.node_name} leaves after the next checkpoint, if it can be spared"}
-        return self._put(Evict(worker.node_name, _reason(args)))
+        return self._feed_if_it_changes(Evict(worker.node_name, _reason(args)))
 
     def _worker(self, args: dict[str, Any]) -> Worker:
         name = str(args.get("worker", ""))
         worker = self._status().worker(name)
         if worker is None:
             known = ", ".join(worker.name for worker in self._status().workers) or "nobody"
-            raise ValueError(f"no worker called {name!r} has a seat; there are {known}")
+            raise ValueError(f"no worker called {name!r} has ranks; there are {known}")
         return worker
 
-    def _put(self, event: Event) -> dict[str, str]:
+    def _feed_if_it_changes(self, event: Event) -> dict[str, str]:
         transition = step(self._status(), event, time.time())
         if transition.status is self._status():
             raise ValueError(transition.reason)

@@ -1,7 +1,6 @@
-"""The desk for `aegisctl check|bootcheck|burn --job`: it sends an operator's look to all agents and gathers
-answers.
+"""Operator checks (`aegisctl check|bootcheck|burn --job`): sends them to all agents and gathers the answers.
 
-One look at a time. Memory only: what was asked of a master that has died is asked again by whoever wants it.
+One at a time. Memory only: after a master has died the operator starts the check again.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from aegis_elastic.core.rank_assignment import RankAssignment, assign_ranks
 logger = logging.getLogger(__name__)
 
 _MEET = frozenset(TORCH) - {"env"}
-# Beyond what the checks may take: starting them, and the ways there and back.
+# Beyond what the checks may take: starting them, and the transfer both ways.
 MARGIN_S = 20.0
 BURN_MARGIN_S = 200.0
-# How long one question of aegisctl is held when there is nothing new to tell.
+# How long one call of aegisctl is held when there is nothing new.
 HOLD_S = 5.0
 BURN_S_MAX = 7 * 86400.0
 
-Say = Callable[[str, Directive], Awaitable[None]]
+Send = Callable[[str, Directive], Awaitable[None]]
 
 _decoder = msgspec.json.Decoder(Answer)
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
-    """What aegisctl sends."""
+class _CheckCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Arguments of the call."""
 
     checks: tuple[str, ...] = ()
     budgets_s: dict[str, float] = {}
@@ -51,16 +50,16 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OperatorCheckController:
-    """One job's. `say` sends a word to one worker."""
+    """One job's. `send` sends a directive to one worker."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, send: Send) -> None:
+        self._send_to = send
         self._status: Status | None = None
-        self._look = ""
+        self._check_id = ""
         self._until_s = 0.0
         self._limit_s = 0.0
         self._nodes: dict[str, NodeAnswer] = {}
-        self._words: dict[str, OperatorCheck] = {}
+        self._directives: dict[str, OperatorCheck] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -69,27 +68,27 @@ class OperatorCheckController:
         return {"look": self._begin, "looked": self._progress}
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """A report: is there an answer in it?"""
+        """Take the answer out of a report, if there is one."""
         data = report.data
         raw = data.watched.get(operator_checks.NAME) if isinstance(data, ReportData) else None
-        known = self._nodes.get(report.worker)
-        if raw is None or known is None or not self._look:
+        node = self._nodes.get(report.worker)
+        if raw is None or node is None or not self._check_id:
             return
         try:
             answer = _decoder.decode(raw)
         except (msgspec.MsgspecError, RecursionError) as error:
-            logger.warning("ignored what %s says of a look: %s", report.worker, error)
+            logger.warning("ignored what %s answers to an operator check: %s", report.worker, error)
             return
         if (
-            answer.check_id == self._look
-            and answer != known.answer
+            answer.check_id == self._check_id
+            and answer != node.answer
             and len(answer.results) <= operator_checks.RESULTS_MAX
         ):
-            self._nodes[report.worker] = msgspec.structs.replace(known, answer=answer)
+            self._nodes[report.worker] = msgspec.structs.replace(node, answer=answer)
             self._changed.set()
 
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
-        """Who takes part now."""
+        """Keep who takes part now."""
         self._status = status
 
     def due_s(self) -> float:
@@ -107,63 +106,63 @@ class OperatorCheckController:
     # ------------------------------------------------------------ for aegisctl
 
     async def _begin(self, args: dict[str, Any]) -> Any:
-        """Send the look; returns its progress. ValueError says why it can't be."""
+        """Start an operator check; returns its progress. ValueError says why it can't be."""
         try:
-            asked = msgspec.convert(args, _Asked)
+            call = msgspec.convert(args, _CheckCall)
         except msgspec.ValidationError as error:
-            raise ValueError(f"not a look: {error}") from error
+            raise ValueError(f"cannot understand the call: {error}") from error
         status = self._status
         present = (
             [worker for worker in (*status.workers, *status.spares) if not worker.gone] if status else []
         )
         if status is None or not present:
             raise ValueError("no node takes part in this job now")
-        if not self._over():
-            raise ValueError("the nodes are being looked at already; wait until that is done")
-        _check_asked(asked, status)
-        assignments = assign_ranks(status.workers) if _MEET.intersection(asked.checks) else ()
+        if not self._is_over():
+            raise ValueError("an operator check is under way already; wait until it is done")
+        _validate(call, status)
+        assignments = assign_ranks(status.workers) if _MEET.intersection(call.checks) else ()
         if assignments:
             present = [worker for worker in status.workers if not worker.gone]
             if len(present) < len(assignments) or not present[0].store:
                 raise ValueError("the collective checks need every node, and one is missing now")
-        self._look = secrets.token_hex(8)
-        self._limit_s = _limit_s(asked)
+        self._check_id = secrets.token_hex(8)
+        self._limit_s = _limit_s(call)
         self._until_s = time.monotonic() + self._limit_s
         self._nodes = {worker.name: NodeAnswer(worker.name, worker.node_name) for worker in present}
-        self._words = {
-            worker.name: self._word(asked, worker, assignments, present[0].store) for worker in present
+        self._directives = {
+            worker.name: self._directive(call, worker, assignments, present[0].store) for worker in present
         }
-        await self._send()
-        return self._told()
+        await self._send_to_pending()
+        return self._view()
 
-    async def _send(self) -> None:
-        """The look to all who have not answered: the bus may lose a word, and who has heard it ignores it."""
+    async def _send_to_pending(self) -> None:
+        """To all who have not answered: the bus may lose a directive, and who has received it ignores it."""
         for worker, node in self._nodes.items():
             if node.answer is None:
-                await self._say(worker, self._words[worker])
+                await self._send_to(worker, self._directives[worker])
 
     async def _progress(self, args: dict[str, Any]) -> Any:
-        """How the look stands, at once if that has changed since it was told last, else after a while."""
-        if args.get("look") != self._look:
-            raise ValueError("no such look: another was begun since, or the master was started anew")
-        if not self._over():
+        """The progress, at once if it has changed since the last call, else after a while."""
+        if args.get("look") != self._check_id:
+            raise ValueError("no such check: another was begun since, or the master was started anew")
+        if not self._is_over():
             try:
                 await asyncio.wait_for(self._changed.wait(), HOLD_S)
             except asyncio.TimeoutError:
-                await self._send()  # Nothing new: that is told, too.
+                await self._send_to_pending()  # Nothing new is an answer, too.
         self._changed.clear()
-        return self._told()
+        return self._view()
 
-    def _told(self) -> Any:
-        progress = Progress(self._look, tuple(self._nodes.values()), self._over(), self._limit_s)
+    def _view(self) -> Any:
+        progress = Progress(self._check_id, tuple(self._nodes.values()), self._is_over(), self._limit_s)
         return msgspec.to_builtins(progress)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         answered = all(node.answer is not None and node.answer.done for node in self._nodes.values())
         return answered or time.monotonic() >= self._until_s
 
-    def _word(
-        self, asked: _Asked, worker: Worker, assignments: Sequence[RankAssignment], store: str
+    def _directive(
+        self, call: _CheckCall, worker: Worker, assignments: Sequence[RankAssignment], store: str
     ) -> OperatorCheck:
         world: dict[str, int | str] = {}
         assignment = next((assignment for assignment in assignments if assignment.uid == worker.uid), None)
@@ -177,26 +176,26 @@ class OperatorCheckController:
                 "localWorldSize": assignment.nproc,
                 "masterAddr": host.strip("[]"),
                 "masterPort": int(port),
-                "tag": f"look-{self._look}",
+                "tag": f"look-{self._check_id}",
             }
-        return OperatorCheck(worker.uid, self._look, asked.checks, asked.budgets_s, asked.burn_s, world)
+        return OperatorCheck(worker.uid, self._check_id, call.checks, call.budgets_s, call.burn_s, world)
 
 
-def _check_asked(asked: _Asked, status: Status) -> None:
-    if not asked.checks and not 0 < asked.burn_s <= BURN_S_MAX:
-        raise ValueError(f"nothing to look at: no checks, and {asked.burn_s:g} s of burning")
-    disturbing = sorted(set(asked.checks) - operator_checks.HARMLESS) or (["burn"] if asked.burn_s else [])
-    if disturbing and status.phase is not Phase.PENDING and not asked.while_training:
+def _validate(call: _CheckCall, status: Status) -> None:
+    if not call.checks and not 0 < call.burn_s <= BURN_S_MAX:
+        raise ValueError(f"nothing to do: no checks, and {call.burn_s:g} s of burning")
+    disturbing = sorted(set(call.checks) - operator_checks.HARMLESS) or (["burn"] if call.burn_s else [])
+    if disturbing and status.phase is not Phase.PENDING and not call.while_training:
         raise ValueError(
             f"{', '.join(disturbing)} would disturb the training (it takes the network or the devices); say "
             "--while-training if that is wanted"
         )
 
 
-def _limit_s(asked: _Asked) -> float:
-    if asked.burn_s:
-        return asked.burn_s + BURN_MARGIN_S
-    budgets = {name: asked.budgets_s.get(name, DEFAULT_BUDGETS_S.get(name, 60.0)) for name in asked.checks}
+def _limit_s(call: _CheckCall) -> float:
+    if call.burn_s:
+        return call.burn_s + BURN_MARGIN_S
+    budgets = {name: call.budgets_s.get(name, DEFAULT_BUDGETS_S.get(name, 60.0)) for name in call.checks}
     in_turn = sum(seconds for name, seconds in budgets.items() if name in TORCH)
     side_by_side = max((seconds for name, seconds in budgets.items() if name not in TORCH), default=0.0)
     return max(in_turn + (IMPORT_BUDGET_S if in_turn else 0.0), side_by_side) + MARGIN_S

@@ -1,4 +1,4 @@
-"""The desk that keeps a platform's record of the job: what the job comes to, and who never came.
+"""The platform's record of the job: its status, and which workers never came.
 
 Shortly before the join timeout, when too few have come, it lists the job's machines and puts in line what
 `core.policy.missing_workers` decides; when that is durable, it has the platform make machines anew. Nothing
@@ -38,7 +38,7 @@ WRITE_S = 1.0
 LAST_WRITE_S = 2.0
 # Two questions fit into the time ahead.
 TIMEOUT_S = 4.0
-# A ConfigMap has room for a megabyte.
+# A ConfigMap holds a megabyte at most.
 WORKERS_MAX = 500
 
 
@@ -51,39 +51,39 @@ class PlatformRecordController:
         self._own_address = own_address
         self._own_machine = ""
         self._status: Status | None = None
-        self._looked_for = 0.0
+        self._deadline_done = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._said = ""
+        self._last_error = ""
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """Reports are nothing to it."""
+        """Nothing: the record follows the status."""
 
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
-        """Have the record follow, and machines made anew where that was decided."""
+        """Have the record written, and machines made anew where that was decided."""
         first, self._status = self._status is None, status
         self._changed.set()
         if first:
-            self._spawn(self._keep_writing())
+            self._run(self._write_forever())
         for _, transition in transitions:
             for effect in transition.effects:
                 if isinstance(effect, Remake):
-                    self._spawn(self._remake(effect))
+                    self._run(self._remake(effect))
 
     def due_s(self) -> float:
         """Shortly before the join timeout, once for each."""
         status = self._status
-        if status is None or not _lacks(status) or self._looked_for == status.deadline:
+        if status is None or not _lacks_workers(status) or self._deadline_done == status.deadline:
             return math.inf
         ahead_s = min(AHEAD_S, status.spec.join_timeout_s / 10)
         return time.monotonic() + status.deadline - ahead_s - time.time()
 
     def events_due(self, now_s: float) -> Sequence[Event]:
-        """Look who is missing; what comes of that is put in line when it is known."""
+        """Find out who is missing; the event is put in line when that is known."""
         status = self._status
         assert status is not None
-        self._looked_for = status.deadline
-        self._spawn(self._look(status))
+        self._deadline_done = status.deadline
+        self._run(self._find_missing(status))
         return ()
 
     async def close(self) -> None:
@@ -94,17 +94,17 @@ class PlatformRecordController:
             await asyncio.wait({last}, timeout=LAST_WRITE_S)
         await end_all(self._tasks)
 
-    async def _look(self, status: Status) -> None:
+    async def _find_missing(self, status: Status) -> None:
         try:
             found = await self._record.read()
             machines = await self._record.machines(found.selector)
         except RecordUnread as error:
-            logger.warning("%s; the join timeout decides alone", error)
+            logger.warning("%s; only the join timeout decides", error)
             return
         self._own_machine = next((one.name for one in machines if one.address == self._own_address), "")
-        # Who came while we asked is no more missing.
+        # Who came meanwhile is no longer missing.
         now = self._status if self._status is not None else status
-        if not _lacks(now):
+        if not _lacks_workers(now):
             return
         came = frozenset(worker.node_ip for worker in (*now.workers, *now.spares) if not worker.gone)
         decided = missing_workers.decide(machines, came, found.controlled, found.rounds)
@@ -125,7 +125,7 @@ class PlatformRecordController:
             if why := await self._record.remake(machine):
                 logger.error("cannot have %s made anew: %s", machine, why)
 
-    async def _keep_writing(self) -> None:
+    async def _write_forever(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -136,15 +136,15 @@ class PlatformRecordController:
     async def _write(self, status: Status) -> None:
         # All have come: whoever is missing later is missing for the first time.
         again = {"rounds": "0"} if status.phase is Phase.RUN_COMMAND else {}
-        self._say(await self._record.write(status=encoded(_shown(status)), **again))
+        self._log_once(await self._record.write(status=encoded(_status_view(status)), **again))
 
-    def _say(self, why: str) -> None:
+    def _log_once(self, why: str) -> None:
         """Once for each reason: a server that is away is away at every write."""
-        if why and why != self._said:
+        if why and why != self._last_error:
             logger.warning("cannot write the job's record: %s", why)
-        self._said = why
+        self._last_error = why
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -156,19 +156,19 @@ class PlatformRecordController:
 
 
 def add_to(controllers: Controllers, feed: Callable[[Event], None], named: str, own_address: str) -> None:
-    """Give a job its desk for this record. ValueError if it can't be kept here."""
+    """Add the controller of this record. ValueError if the record can't be written here."""
     client = Client(from_pod("keep the job's record"), TIMEOUT_S)
     controllers.add(PlatformRecordController(feed, JobRecord(client, named), own_address))
 
 
-def _lacks(status: Status) -> bool:
+def _lacks_workers(status: Status) -> bool:
     """Whether the join timeout would end the waiting for too few workers."""
     here = sum(worker.finished and not worker.gone for worker in status.workers)
     waiting = status.phase is Phase.PENDING and status.deadline > 0 and not is_independent(status)
     return waiting and here < status.spec.min_worker_num
 
 
-def _shown(status: Status) -> dict[str, Any]:
+def _status_view(status: Status) -> dict[str, Any]:
     """The record's `status`: that of `aegisctl status --json`, with what a job's controller decides by."""
     view = status_view(status, {})
     del view["plane"]

@@ -1,7 +1,7 @@
-"""The desk that looks into failures: what each one was, said in the journal, and whether it ends the job.
+"""Post-mortems of failures: what each one was, as a note in the journal, and whether it ends the job.
 
-What is decided stays with `step`; this desk weighs the evidence (`core.accounts.post_mortem`) and notes the
-conclusion. Only with `--aegis-fail-fast` it asks for something: that a job ends whose failure is the user's
+What is decided stays with `step`; this controller weighs the evidence (`core.accounts.post_mortem`) and notes
+the conclusion. Only with `--aegis-fail-fast` it wants something: that a job ends whose failure is the user's
 own error.
 """
 
@@ -42,23 +42,23 @@ class PostMortemController:
         self._post_mortem = PostMortem()
         self._status: Status | None = None
         self._environments: dict[str, Mapping[str, Scalar]] = {}
-        self._recall(earlier)
+        self._follow_earlier(earlier)
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """Reports say nothing here that their events don't."""
+        """Nothing: the events of a report say it all."""
 
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
-        """Gather what these decisions tell, and say what has become clear."""
+        """Follow these transitions, and note what has become clear."""
         for event, transition in transitions:
             before, self._status = self._status or transition.status, transition.status
             concluded = self._post_mortem.follow(event, before, transition)
             if concluded is not None and transition.status.phase not in TERMINAL:
-                self._say(concluded, before)
+                self._note_conclusion(concluded, before)
             if isinstance(event, Finish):
                 self._note_environment(event)
             if transition.name == "error" and self._fail_fast:
-                self._fail_if_users()
-            self._tell_versions(before, transition)
+                self._quit_if_users_error()
+            self._note_versions(before, transition)
         self._status = status
 
     def due_s(self) -> float:
@@ -72,9 +72,9 @@ class PostMortemController:
     async def close(self) -> None:
         """It holds nothing."""
 
-    # ------------------------------------------------------------ what it says
+    # ------------------------------------------------------------ conclusions
 
-    def _say(self, concluded: Conclusion, status: Status) -> None:
+    def _note_conclusion(self, concluded: Conclusion, status: Status) -> None:
         worker = status.worker(concluded.worker)
         code = f"verdict.{concluded.fault_class.replace(' ', '_')}"
         why = concluded.reason or concluded.code
@@ -83,7 +83,7 @@ class PostMortemController:
             logger.warning("%s: %s", concluded.worker, why)
         self._feed(Noted(concluded.worker, worker.node_name if worker else "", code, detail, time.time()))
 
-    def _fail_if_users(self) -> None:
+    def _quit_if_users_error(self) -> None:
         why = self._post_mortem.user_error()
         if why:
             self._feed(Quit(f"a user's error, and --aegis-fail-fast: {why}"))
@@ -95,7 +95,7 @@ class PostMortemController:
             if check.check_type == "env":
                 self._environments[event.worker] = check.details
 
-    def _tell_versions(self, before: Status, transition: Transition) -> None:
+    def _note_versions(self, before: Status, transition: Transition) -> None:
         """One line of the journal, if the bootcheck has found that the workers don't run the same."""
         if before.phase is not Phase.BOOT_CHECKING or transition.status.phase is not Phase.RUN_COMMAND:
             return
@@ -104,11 +104,11 @@ class PostMortemController:
             logger.warning("%s", line)
             self._feed(Noted("", "", "bootcheck.versions", line, time.time()))
 
-    def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
+    def _follow_earlier(self, earlier: Callable[[], Iterable[Line]]) -> None:
         try:
             lines = list(earlier())
             if takes_long(lines):  # to know the last failure is worth no more than that
-                logger.warning("what failed before is not looked up in a journal of %d lines", len(lines))
+                logger.warning("what failed before is not read from a journal of %d lines", len(lines))
                 return
             for walked in walk(lines):
                 if walked.before is not None:

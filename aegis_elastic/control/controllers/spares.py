@@ -1,4 +1,4 @@
-"""The desk that hears which waiting spares have passed their checks: only they make an eviction possible."""
+"""Which waiting spares have passed their checks: only they make an eviction possible."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class SpareController:
 
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
-        self._told: dict[str, bytes] = {}
+        self._last_facts: dict[str, bytes] = {}
         self._waiting: dict[str, Worker] = {}
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """Tell `step` when a spare's checks have ended."""
+        """Feed the outcome when a spare's checks have ended."""
         data = report.data
         if not isinstance(data, ReportData) or report.uid not in self._waiting:
             return
         if self._waiting[report.uid].name != report.worker:
             return
         facts = bytes(data.watched.get("fitness", b""))
-        if not facts or self._told.get(report.uid) == facts:
+        if not facts or self._last_facts.get(report.uid) == facts:
             return
-        self._told[report.uid] = facts
+        self._last_facts[report.uid] = facts
         try:
             found = _decoder.decode(facts)
         except msgspec.MsgspecError as error:
-            logger.warning("%s says of its fitness what can't be read: %s", report.worker, error)
+            logger.warning("cannot read what %s reports of its fitness: %s", report.worker, error)
             return
         self._feed(Fit(report.worker, report.uid, found.fit, found.reason))
         if not found.fit:
@@ -61,9 +61,9 @@ class SpareController:
             self._feed(Noted(report.worker, node, UNFIT, found.reason, time.time()))
 
     def on_transitions(self, status: Status, transitions: Sequence[Applied]) -> None:
-        """Know who waits; one that waits again, after a seat, is checked again and heard again."""
+        """Keep who waits; one that waits again, after it had ranks, is checked and fed again."""
         self._waiting = {spare.uid: spare for spare in status.spares}
-        self._told = {uid: facts for uid, facts in self._told.items() if uid in self._waiting}
+        self._last_facts = {uid: facts for uid, facts in self._last_facts.items() if uid in self._waiting}
 
     def due_s(self) -> float:
         """It waits for no time."""

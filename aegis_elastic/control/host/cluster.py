@@ -43,8 +43,8 @@ Opener = Callable[[], Awaitable[Store]]
 Closer = Callable[[], Awaitable[None]]
 
 
-class Seen(NamedTuple):
-    """A node's record, and the revision at which it said so (0: there is none)."""
+class VersionedRecord(NamedTuple):
+    """A node's record and its revision (0: there is none)."""
 
     record: NodeRecord
     revision: int
@@ -78,25 +78,25 @@ class ClusterScope:
 
     async def record(self, node_name: str) -> NodeRecord:
         """What is known of this node, nothing if there is no record. StoreUnavailable."""
-        return (await self.look(node_name)).record
+        return (await self.read(node_name)).record
 
-    async def look(self, node_name: str) -> Seen:
+    async def read(self, node_name: str) -> VersionedRecord:
         """The same with its revision."""
         entry = await (await self.store()).get(node_key(node_name))
-        return _seen(node_name, entry)
+        return _versioned(node_name, entry)
 
     async def change(self, node_name: str, edit: Edit) -> NodeRecord:
         """Change one node's record as `changed` does."""
         return (await self.changed(node_name, edit)).record
 
-    async def changed(self, node_name: str, edit: Edit) -> Seen:
+    async def changed(self, node_name: str, edit: Edit) -> VersionedRecord:
         """Change one node's record by compare-and-swap; `edit` may be called several times. StoreUnavailable.
 
         A record that makes no sense is replaced: it keeps no node out, and would be in the way for ever.
         """
         key, store = node_key(node_name), await self.store()
         for _ in range(TRIES_MAX):
-            before = _seen(node_name, await store.get(key))
+            before = _versioned(node_name, await store.get(key))
             after = edit(before.record)
             if after == before.record:
                 return before
@@ -107,7 +107,7 @@ class ClusterScope:
                     revision = await store.update(key, msgspec.json.encode(after), before.revision)
             except (KeyExists, RevisionConflict):
                 continue
-            return Seen(after, revision)
+            return VersionedRecord(after, revision)
         raise StoreUnavailable(f"cannot change the record of node {node_name}: others change it all the time")
 
     async def forget(self, now: float) -> int:
@@ -205,9 +205,9 @@ def record_of(entry: Entry) -> NodeRecord | None:
         return None
 
 
-def _seen(node_name: str, entry: Entry | None) -> Seen:
+def _versioned(node_name: str, entry: Entry | None) -> VersionedRecord:
     record = record_of(entry) if entry else None
-    return Seen(record or NodeRecord(node_name), entry.revision if entry else 0)
+    return VersionedRecord(record or NodeRecord(node_name), entry.revision if entry else 0)
 
 
 def node_key(node_name: str) -> str:

@@ -77,7 +77,7 @@ class PlaneProcess:
         self,
         config: PlaneConfig,
         restarts_max: int,
-        narrate: Callable[[str], None],
+        announce: Callable[[str], None],
         starting_plane: StartingPlane | None = None,
         on_ended: Callable[[str], None] | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class PlaneProcess:
         self._config = config
         self._starting_plane = starting_plane
         self._restarts_left = restarts_max
-        self._narrate = narrate
+        self._announce = announce
         self._holder: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
@@ -161,7 +161,7 @@ class PlaneProcess:
             # It was about to end. Ours waits until it has.
             logger.info("the control plane that was running here has ended: %s", error)
             return False
-        self._narrate("took up the control plane that was running here")
+        self._announce("took up the control plane that was running here")
         return True
 
     def _start(self) -> None:
@@ -198,17 +198,19 @@ class PlaneProcess:
             if self._process is not None:
                 self._process.wait()
             if self._restarts_left <= 0:
-                self._narrate("the control plane has ended and is not started again; training is not touched")
+                self._announce(
+                    "the control plane has ended and is not started again; training is not touched"
+                )
                 return
             self._restarts_left -= 1
-            self._narrate("the control plane has ended: starting it again; training is not touched")
+            self._announce("the control plane has ended: starting it again; training is not touched")
             self._config = msgspec.structs.replace(
                 self._config, port=self.port, resume=True, leads=self.generation
             )
             try:
                 self._take()
             except LaunchError as error:
-                self._narrate(str(error))
+                self._announce(str(error))
                 self._closing.wait(1.0)
 
     def _hear(self, holder: socket.socket) -> None:

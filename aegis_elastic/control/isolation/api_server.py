@@ -1,4 +1,4 @@
-"""What we ask of Kubernetes' API server, as the pod that we are: a call, or a change that loses nothing."""
+"""Client of Kubernetes' API server, as the pod's service account: a call, or a change that loses nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Api(NamedTuple):
 
 
 class Client:
-    """Asks one API server. Nothing here raises for what it says or doesn't say."""
+    """Calls one API server. Nothing here raises for what it answers or doesn't answer."""
 
     def __init__(self, api: Api, timeout_s: float) -> None:
         self._api = api
@@ -42,7 +42,7 @@ class Client:
         for _ in range(CONFLICTS_MAX):
             status, found = await self.call("GET", path)
             if status != _OK:
-                return said(status, found)
+                return describe_answer(status, found)
             try:
                 change = edit(found)
             except ValueError as error:
@@ -55,7 +55,7 @@ class Client:
             if status == _OK:
                 return ""
             if status != _CONFLICT:
-                return said(status, found)
+                return describe_answer(status, found)
         return f"others changed {path} {CONFLICTS_MAX} times in between"
 
     async def call(self, method: str, path: str, body: Object | None = None) -> tuple[int, Object]:
@@ -82,7 +82,7 @@ class Client:
 
 
 def from_pod(wanted_for: str) -> Api:
-    """The API server as every pod is told of it. ValueError outside of a cluster, naming what it was
+    """The API server as every pod's environment names it. ValueError outside of a cluster, naming what it was
     `wanted_for`.
     """
     host, port = (
@@ -98,7 +98,7 @@ def from_pod(wanted_for: str) -> Api:
     return Api(host, int(port), folder / "ca.crt", folder / "token")
 
 
-def said(status: int, found: Object) -> str:
+def describe_answer(status: int, found: Object) -> str:
     """In words, what the server answered."""
     message = " ".join(str(found.get("message", "")).split())[:200]
     return f"the API server answers {status}: {message}" if status else message

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from aegis_elastic.control.isolation.contract import Outcome
 
 PLACES = ("{node}", "{reason}", "{action}")
-# A reason fits in this many bytes, and who prints more than this has said nothing.
+# A reason fits in this many bytes; the rest of the output is dropped.
 OUTPUT_BYTES_MAX = 65536
-SAID_CHARS_MAX = 200
+OUTPUT_CHARS_MAX = 200
 # Of our own environment a program gets what it needs to be found and to find its configuration, no secrets.
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR", "KUBECONFIG")
 PASSED_ON_PREFIXES = ("SLURM_", "LD_LIBRARY_")
@@ -28,7 +28,7 @@ SECRETS = ("SLURM_JWT",)
 END_S = 5.0
 # Asks to be killed with us and becomes the program. A program of its own: the same lines in a `preexec_fn`
 # make Python fork, and in a fork of a process with gRPC's threads anything may hang, the master with it.
-_TETHER = """
+_START_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() == int(sys.argv[1]):
@@ -49,11 +49,11 @@ class Ran(NamedTuple):
     @property
     def why(self) -> str:
         """The failure in words; "" after success."""
-        said = " ".join(self.output.split())[-SAID_CHARS_MAX:]
+        output = " ".join(self.output.split())[-OUTPUT_CHARS_MAX:]
         if self.code is None:
-            return f"no answer in time{f', it had said: {said}' if said else ''}"
+            return f"no answer in time{f', it had said: {output}' if output else ''}"
         how = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
-        return f"{how}{f': {said}' if said else ''}" if self.code else ""
+        return f"{how}{f': {output}' if output else ''}" if self.code else ""
 
 
 class Command:
@@ -99,7 +99,7 @@ async def run(argv: Sequence[str], timeout_s: float, also: Sequence[str] = ()) -
     if shutil.which(argv[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *argv),
+        *(sys.executable, "-I", "-S", "-c", _START_WITH_PARENT, str(os.getpid()), *argv),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -107,12 +107,12 @@ async def run(argv: Sequence[str], timeout_s: float, also: Sequence[str] = ()) -
         start_new_session=True,
     )
     assert process.stdout is not None
-    said = bytearray()
+    output = bytearray()
 
     async def to_the_end() -> int:
         assert process.stdout is not None
         while chunk := await process.stdout.read(4096):
-            said.extend(chunk[: OUTPUT_BYTES_MAX - len(said)])
+            output.extend(chunk[: OUTPUT_BYTES_MAX - len(output)])
         return await process.wait()
 
     code: int | None = None
@@ -123,7 +123,7 @@ async def run(argv: Sequence[str], timeout_s: float, also: Sequence[str] = ()) -
     finally:
         if code is None:
             await _end(process)
-    return Ran(code, said.decode(errors="replace"))
+    return Ran(code, output.decode(errors="replace"))
 
 
 def environment(ours: Mapping[str, str], also: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from aegis_elastic.control.isolation.api_server import Client, Object, said
+from aegis_elastic.control.isolation.api_server import Client, Object, describe_answer
 from aegis_elastic.core.policy.missing_workers import Machine
 
 KIND = "configmap"
@@ -42,14 +42,14 @@ class JobRecord:
     def __init__(self, client: Client, named: str) -> None:
         """ValueError if that names no ConfigMap."""
         self._client = client
-        self._namespace, self.name = look_at(named)
+        self._namespace, self.name = parse(named)
         self._path = f"api/v1/namespaces/{self._namespace}/configmaps/{self.name}"
 
     async def read(self) -> Found:
         """What its creator wrote. RecordUnread, also for a `controlled` that is neither true nor false."""
         status, found = await self._client.call("GET", self._path)
         if status != _OK:
-            raise RecordUnread(f"cannot read the record {self.name}: {said(status, found)}")
+            raise RecordUnread(f"cannot read the record {self.name}: {describe_answer(status, found)}")
         data = found.get("data") or {}
         controlled, rounds = str(data.get("controlled", "")).strip().lower(), str(data.get("rounds", "0"))
         if controlled not in ("true", "false"):
@@ -85,7 +85,7 @@ class JobRecord:
                 "GET", f"api/v1/namespaces/{self._namespace}/pods?{query}"
             )
             if status != _OK:
-                raise RecordUnread(f"cannot list the pods of {self.name}: {said(status, found)}")
+                raise RecordUnread(f"cannot list the pods of {self.name}: {describe_answer(status, found)}")
             pods += [machine for pod in found.get("items") or () if (machine := _machine(pod)) is not None]
             more = str((found.get("metadata") or {}).get("continue") or "")
             if not more:
@@ -103,10 +103,10 @@ class JobRecord:
         }
         where = f"api/v1/namespaces/{self._namespace}/pods/{name}/eviction"
         status, found = await self._client.call("POST", where, body)
-        return "" if status in (_OK, _CREATED, _GONE) else said(status, found)
+        return "" if status in (_OK, _CREATED, _GONE) else describe_answer(status, found)
 
 
-def look_at(named: str) -> tuple[str, str]:
+def parse(named: str) -> tuple[str, str]:
     """Namespace and name of a record. ValueError if that names none."""
     found = _NAMED.fullmatch(named)
     if found is None:

@@ -1,8 +1,8 @@
 """What every isolation driver promises, whichever scheduler is behind it.
 
-A driver is asked with the node's name and a reason. It never raises for what the scheduler says or doesn't
-say: the `Outcome` tells, since a failed isolation is something to be paged and tried again. Asked twice, it
-does the same once: a node that is out already is a success.
+A driver is called with the node's name and a reason. It never raises for what the scheduler answers or
+doesn't answer: that is in the `Outcome`, since a failed isolation is to be paged and tried again. It is
+idempotent: a node that is out already is a success.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK = "aegis:"
 
 
 class Outcome(NamedTuple):
-    """What became of it: whether the node is now as was asked, and in words what was done or why not."""
+    """Whether the node is now as it was to be, and in words what was done or why not."""
 
     ok: bool
     message: str
@@ -42,7 +42,7 @@ class Driver(Protocol):
 
 
 class DryRun:
-    """A driver that says what the other would be asked, and asks nothing."""
+    """A driver that answers what the other would do, and does nothing."""
 
     def __init__(self, driver: Driver) -> None:
         self.name = driver.name
@@ -69,7 +69,7 @@ def safe_reason(reason: str) -> str:
     return f"{MARK} {words}"[:REASON_CHARS_MAX].rstrip()
 
 
-async def ask(one: Driver, action: str, node: str, reason: str) -> Outcome:
+async def call_driver(one: Driver, action: str, node: str, reason: str) -> Outcome:
     """Have a driver `isolate` or `release`, or say why its name can't be used. Never raises an Exception."""
     why = unfit(node)
     if why:

@@ -14,7 +14,7 @@ from aegis_elastic.control.isolation.slurm import Slurm
 NAMES = "slurm, kubernetes[:WORKLOAD], file:PATH, command:ARGV, none"
 
 
-def look_at(named: str) -> tuple[str, str]:
+def parse(named: str) -> tuple[str, str]:
     """Kind and the rest of a driver's name. ValueError if nothing is called that, wherever it is used."""
     kind, _, rest = named.partition(":")
     bare, full = ("none", "slurm", "kubernetes"), ("kubernetes", "file", "command")
@@ -29,7 +29,7 @@ def look_at(named: str) -> tuple[str, str]:
 
 def make(named: str, *, dry_run: bool = False, timeout_s: float = TIMEOUT_S) -> Driver | None:
     """The driver of that name; None for "none". ValueError if it can't be used here."""
-    kind, rest = look_at(named)
+    kind, rest = parse(named)
     driver: Driver
     if kind == "none":
         return None

@@ -39,12 +39,12 @@ class NodeFile:
     async def isolate(self, node: str, reason: str) -> Outcome:
         """See `Driver.isolate`."""
         when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        said = reason.removeprefix(MARK).strip()
+        text = reason.removeprefix(MARK).strip()
 
         def edit(lines: list[str]) -> list[str]:
             if any(_node(line) == node for line in lines):
                 return lines
-            return [*lines, f"{node} # {MARK} {when} {said}"]
+            return [*lines, f"{node} # {MARK} {when} {text}"]
 
         return await self._change(edit, f"{node} is listed in {self._path}")
 

@@ -17,7 +17,7 @@ class NoAnswer(OSError):
 
 
 class Answer(NamedTuple):
-    """What the server said."""
+    """The server's answer."""
 
     status: int
     body: bytes

@@ -1,6 +1,6 @@
 """Isolations of one job, performed beside its master: verified, bounded, recorded, and paged when they fail.
 
-A node is isolated because a check or the guard has condemned it. Right before the scheduler is asked the
+A node is isolated because a check or the guard has condemned it. Right before the driver is called the
 node's record is read again, since an operator may have decided otherwise. How many nodes may be isolated at
 once is counted over all jobs of the store, by slots that one isolation holds each: of two masters that take
 the last one, one gets it. What fails is paged at once, tried again a few times, and can be tried again by
@@ -18,7 +18,7 @@ import msgspec
 
 from aegis_elastic.control.host.cluster import ClusterScope
 from aegis_elastic.control.host.tasks import end_all
-from aegis_elastic.control.isolation.contract import Driver, DryRun, Outcome, ask
+from aegis_elastic.control.isolation.contract import Driver, DryRun, Outcome, call_driver
 from aegis_elastic.core.policy import node_records
 from aegis_elastic.core.policy.node_records import Isolated, NodeRecord
 from aegis_elastic.store.contract import KeyExists, RevisionConflict, StoreError
@@ -30,7 +30,7 @@ ISOLATIONS_MAX = 4
 TRIES_MAX = 3
 RETRY_S = 60.0
 
-# Says why the guard doesn't want this node isolated now; "" if it has nothing against it.
+# Returns why the guard doesn't allow that this node is isolated now; "" if it does.
 Objection = Callable[[str], Awaitable[str]]
 # Takes (node, code, detail) for the journal.
 Note = Callable[[str, str, str], None]
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Isolations:
-    """Asks one driver, one node after the other. `ask` and `release` return at once; `close` ends all."""
+    """Calls one driver, node by node. `isolate` and `release` return at once; `close` ends all."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class Isolations:
         self._one_at_a_time = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def ask(self, node: str, reason: str) -> None:
+    def isolate(self, node: str, reason: str) -> None:
         """Have this node isolated, unless that is under way."""
-        self._begin(f"isolate {node}", self._insist(node, reason))
+        self._start(f"isolate {node}", self._isolate_with_retries(node, reason))
 
     def release(self, node: str) -> None:
         """Have a node given back that this driver has isolated."""
-        self._begin(f"release {node}", self._release(node))
+        self._start(f"release {node}", self._release(node))
 
     async def close(self, patience_s: float = 0.0) -> None:
         """End what is under way after `patience_s`; a program that runs is ended with it."""
@@ -98,7 +98,7 @@ class Isolations:
             await asyncio.wait(tasks, timeout=patience_s)
         await end_all(tasks)
 
-    def _begin(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         if what in self._tasks:
             work.close()
             return
@@ -111,7 +111,7 @@ class Isolations:
         if not task.cancelled() and task.exception() is not None:
             logger.error("could not %s: %r", what, task.exception())
 
-    async def _insist(self, node: str, reason: str) -> None:
+    async def _isolate_with_retries(self, node: str, reason: str) -> None:
         for attempt in range(1, TRIES_MAX + 1):
             try:
                 async with self._one_at_a_time:
@@ -133,7 +133,7 @@ class Isolations:
                 await asyncio.sleep(self._retry_s)
 
     async def _isolate(self, node: str, reason: str) -> Outcome:
-        """One attempt. Refused if it is not to be, StoreError if that can't be told."""
+        """One attempt. Refused if it is not to be, StoreError if that is not known."""
         record = await self._scope.record(node)
         if node_records.judge(record, self._now()).free:
             self._note(node, "isolation.cancelled", "the node may be used again")
@@ -144,12 +144,12 @@ class Isolations:
         if why:
             raise Refused(why)
         if self._dry:
-            outcome = await ask(self._driver, "isolate", node, reason)
+            outcome = await call_driver(self._driver, "isolate", node, reason)
             self._note(node, "isolation.dry_run", outcome.message)
             return outcome
         if not await take_slot(self._scope, _Slot(node, self._job, self._now()), self._most, self._now()):
             raise Refused(f"{self._most} nodes are isolated already (--aegis-isolation-max)")
-        outcome = await ask(self._driver, "isolate", node, reason)
+        outcome = await call_driver(self._driver, "isolate", node, reason)
         if not outcome.ok:
             await free_slot(self._scope, node)
             return outcome
@@ -190,7 +190,7 @@ async def release(scope: ClusterScope, driver: Driver, node: str, now: float) ->
     await scope.change(node, unmark)
     if not ours:
         return None
-    outcome = await ask(driver, "release", node, "")
+    outcome = await call_driver(driver, "release", node, "")
     if outcome.ok:
         await free_slot(scope, node)
     else:

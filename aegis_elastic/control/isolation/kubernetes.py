@@ -1,4 +1,4 @@
-"""Isolation in Kubernetes: the node is cordoned and tainted, and a workload may be told to avoid it.
+"""Isolation in Kubernetes: the node is cordoned and tainted, and a workload may be changed to avoid it.
 
 Plain HTTPS with the pod's service account, which needs the verbs `get` and `patch` on `nodes` (and on its
 workload, see `deploy/kubernetes/`). Lists are changed with the object's resourceVersion in the patch, so that
@@ -29,7 +29,7 @@ class Kubernetes:
         self._workload = workload
 
     async def isolate(self, node: str, reason: str) -> Outcome:
-        """Cordon and taint the node, and have the workload avoid it. What is done already is left alone."""
+        """Cordon and taint the node, and have the workload avoid it. What is done already stays as it is."""
 
         def edit(found: Object) -> Object | None:
             spec, taints = found.get("spec") or {}, _taints(found)

@@ -28,7 +28,7 @@ class Slurm:
 
     async def isolate(self, node: str, reason: str) -> Outcome:
         """Drain the node. One that is drained already keeps the reason of whoever did it."""
-        node, state, why, failed = await self._look(node)
+        node, state, why, failed = await self._show_node(node)
         if failed:
             return Outcome(False, failed)
         if "DRAIN" in state:
@@ -40,7 +40,7 @@ class Slurm:
 
     async def release(self, node: str) -> Outcome:
         """Resume the node if the drain is ours."""
-        node, state, why, failed = await self._look(node)
+        node, state, why, failed = await self._show_node(node)
         if failed:
             return Outcome(False, failed)
         if "DRAIN" not in state:
@@ -64,8 +64,8 @@ class Slurm:
             return Outcome(False, f"cannot exclude {', '.join(nodes)} from job {job_id}: {ran.why}")
         return Outcome(True, f"job {job_id} starts without {', '.join(nodes) or 'no node'}")
 
-    async def _look(self, node: str) -> tuple[str, str, str, str]:
-        """The node's name in Slurm, its state, the reason of it, and why that can't be told."""
+    async def _show_node(self, node: str) -> tuple[str, str, str, str]:
+        """The node's name in Slurm, its state, its reason, and why none of that is known."""
         ran = Ran(None, "")
         # Hosts may call themselves by their full name where Slurm has the short one.
         for name in dict.fromkeys((node, node.partition(".")[0])):
@@ -76,8 +76,8 @@ class Slurm:
                 return name, state[1].upper(), reason[1].strip() if reason else "", ""
         return node, "", "", f"cannot see node {node} in Slurm: {ran.why or 'it does not know it'}"
 
-    async def _scontrol(self, *words: str) -> Ran:
+    async def _scontrol(self, *args: str) -> Ran:
         try:
-            return await run((SCONTROL, *words), self._timeout_s, also=SECRETS)
+            return await run((SCONTROL, *args), self._timeout_s, also=SECRETS)
         except OSError as error:
             return Ran(127, f"cannot start {SCONTROL}: {error.strerror}")

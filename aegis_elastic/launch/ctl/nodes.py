@@ -25,7 +25,7 @@ from aegis_elastic.control.host import addresses
 from aegis_elastic.control.host.cluster import ClusterScope, Edit, of_cluster
 from aegis_elastic.control.host.errors import AdminRefused, AdminUnreachable, NoSuchJob, UsageError
 from aegis_elastic.control.isolation import drivers
-from aegis_elastic.control.isolation.contract import Driver, Outcome, ask
+from aegis_elastic.control.isolation.contract import Driver, Outcome, call_driver
 from aegis_elastic.control.isolation.isolations import release
 from aegis_elastic.core.policy import node_records
 from aegis_elastic.core.policy.node_records import MANUAL, Isolated, NodeRecord, NodeTaint, Standing
@@ -117,7 +117,7 @@ async def _write_taints(
     for name in names:
         record = await scope.change(name, lambda found: node_records.with_taint(found, taint))
         if driver is not None:
-            outcomes.append(outcome := await ask(driver, "isolate", name, taint.reason))
+            outcomes.append(outcome := await call_driver(driver, "isolate", name, taint.reason))
             if outcome.ok:
                 record = await scope.change(name, with_isolation)
         rows.append(node_records.as_row(record, taint.time))

@@ -89,7 +89,7 @@ def add_node_flags(
 
 def record(text: str) -> str:
     """The name of a job's record. ArgumentTypeError."""
-    return _checked(text, config_map.look_at)
+    return _checked(text, config_map.parse)
 
 
 def etcd(text: str) -> str:
@@ -102,7 +102,7 @@ def etcd(text: str) -> str:
 
 def isolation(text: str) -> str:
     """The name of an isolation driver. Whether it can be used is checked on the node that hosts the plane."""
-    return _checked(text, drivers.look_at)
+    return _checked(text, drivers.parse)
 
 
 def _checked(text: str, check: Callable[[str], object]) -> str:

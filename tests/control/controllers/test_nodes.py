@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from aegis_elastic.agents.mailbox.events import Joined, Refused
 from aegis_elastic.control.controllers import nodes
 from aegis_elastic.control.controllers.contract import Applied
 from aegis_elastic.control.host import cluster
-from aegis_elastic.control.host.cluster import ClusterScope, Edit, Seen, of_cluster
+from aegis_elastic.control.host.cluster import ClusterScope, Edit, VersionedRecord, of_cluster
 from aegis_elastic.control.host.config import NodesConfig
 from aegis_elastic.control.host.errors import AdminRefused
 from aegis_elastic.core.accounts import journal
@@ -314,9 +315,8 @@ def test_waiting_spares_stand_in_line_by_what_their_nodes_have_done(
     lemon = Incident("gpu.missing", HARDWARE, time.time(), "team/old/1")
     noisy = Incident("memory.leak", ANOMALY, time.time(), "team/old/1")
     for node, incident in {"lemon": lemon, "noisy": noisy}.items():
-        in_scope(
-            tmp_path, lambda s, n=node, i=incident: s.change(n, lambda r: node_records.with_incident(r, i))
-        )  # type: ignore[misc]
+        noted = functools.partial(node_records.with_incident, incident=incident)
+        in_scope(tmp_path, lambda scope, n=node, edit=noted: scope.change(n, edit))  # type: ignore[misc]
     plane = hold(nodes=kept(tmp_path))
     first = agent(plane, "first")
     first.run()
@@ -346,7 +346,7 @@ class Shaky(ClusterScope):
             raise ZeroDivisionError("nobody thought of this")
         return await super().watch()
 
-    async def changed(self, node_name: str, edit: Edit) -> Seen:
+    async def changed(self, node_name: str, edit: Edit) -> VersionedRecord:
         if node_name == "cursed":
             raise RecursionError("nor of this")
         return await super().changed(node_name, edit)
@@ -380,7 +380,7 @@ def test_a_fault_that_nobody_thought_of_ends_neither_the_following_nor_the_writi
         taint = NodeTaint("new cables", MANUAL, time.time(), "ops", 0.0)
         await scope.changed("n2", lambda record: node_records.with_taint(record, taint))
         await asyncio.wait_for(on_report.wait(), 10)
-        assert controller._believed("cursed").taints, "this job goes by what it found, written or not"
+        assert controller._effective_record("cursed").taints, "this job goes by what it found, written or not"
         await controller.close()
 
     asyncio.run(story())

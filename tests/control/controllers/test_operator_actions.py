@@ -17,7 +17,7 @@ from tests.control.planes import wait_for
 def test_a_restart_that_is_asked_for_counts_and_is_refused_at_the_limit(hold: Hold, agent: MakeAgent) -> None:
     plane = hold(spec={"max_retry": 1})
     worker = agent(plane, "a")
-    with pytest.raises(AdminRefused, match="nobody has a seat yet"):
+    with pytest.raises(AdminRefused, match="no worker has ranks yet"):
         plane.ask("restart")
     worker.run()
     assert "manual: a new driver" in plane.ask("restart", worker="a", reason="a new driver")["said"]
@@ -26,7 +26,7 @@ def test_a_restart_that_is_asked_for_counts_and_is_refused_at_the_limit(hold: Ho
     assert plane.ask()["recoverCount"] == 1
     with pytest.raises(AdminRefused, match="all 1 retries are used up"):
         plane.ask("restart")
-    with pytest.raises(AdminRefused, match="no worker called 'b' has a seat; there are a"):
+    with pytest.raises(AdminRefused, match="no worker called 'b' has ranks; there are a"):
         plane.ask("restart", worker="b")
     assert journal.replay(plane.journal()).ok
 
@@ -63,18 +63,18 @@ def test_an_eviction_that_is_asked_for_waits_for_a_checkpoint(hold: Hold, agent:
     assert plane.ask()["phase"] == "RunCommand"
 
 
-def test_who_missed_that_it_is_to_renew_itself_is_told_again(hold: Hold, agent: MakeAgent) -> None:
-    """The word may be lost; then its process is heard on under a uid that is over."""
+def test_who_missed_its_directive_to_renew_itself_gets_it_again(hold: Hold, agent: MakeAgent) -> None:
+    """The directive may be lost; then its process goes on reporting under a uid that is over."""
     plane = hold(spec={"troubleshoot": "full"})
     worker = agent(plane, "a")
     worker.run()
     worker.say(MessageType.ERROR, reason="exit code 1")
     worker.wait(Order, lambda order: order.action is Action.TROUBLESHOOT)
     worker.say(MessageType.FINISH, findings=(Finding("runtime", "runtime.broken", "software"),))
-    told = worker.wait(ReexecRequested)
-    assert told.reason == "runtime.broken"
+    requested = worker.wait(ReexecRequested)
+    assert requested.reason == "runtime.broken"
     # Its heartbeats go on: the master doesn't take it back, but says so again.
-    assert worker.wait(ReexecRequested) == told
+    assert worker.wait(ReexecRequested) == requested
     # The clean process: the same name, another life.
     agent(plane, "a").obey(Action.STOP)
     assert journal.replay(plane.journal()).ok

@@ -39,7 +39,7 @@ LOOPS = stacks.pack((Frame("spin", "train.py", 12), Frame("step", "train.py", 40
 
 
 class Harness:
-    """The controller beside a machine that runs four workers with a rank each. `now_s` is its monotonic clock."""
+    """The controller beside a machine with four workers of one rank. `now_s` is its monotonic clock."""
 
     def __init__(self) -> None:
         self.fed: list[Event] = []

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from aegis_elastic.control.isolation import drivers
-from aegis_elastic.control.isolation.contract import Driver, Outcome, ask
+from aegis_elastic.control.isolation.contract import Driver, Outcome, call_driver
 from tests.control.planes import ended, wait_for
 
 
 def isolate(driver: Driver | None, node: str, reason: str = "gpu.missing") -> Outcome:
     assert driver is not None
-    return asyncio.run(ask(driver, "isolate", node, reason))
+    return asyncio.run(call_driver(driver, "isolate", node, reason))
 
 
 def release(driver: Driver | None, node: str) -> Outcome:
     assert driver is not None
-    return asyncio.run(ask(driver, "release", node, ""))
+    return asyncio.run(call_driver(driver, "release", node, ""))
 
 
 def program(folder: Path, script: str) -> str:
@@ -61,7 +61,7 @@ def test_a_list_that_is_a_link_stays_one_and_many_writers_lose_nothing(tmp_path:
 
     async def all_at_once() -> list[Outcome]:
         return await asyncio.gather(
-            *(ask(one, "isolate", f"n{n}", "x") for n, one in enumerate(many) if one is not None)
+            *(call_driver(one, "isolate", f"n{n}", "x") for n, one in enumerate(many) if one is not None)
         )
 
     assert all(outcome.ok for outcome in asyncio.run(all_at_once()))

@@ -90,7 +90,7 @@ def test_a_condemned_node_is_isolated_once_and_recorded() -> None:
         bench = Bench(scope, scheduler)
         await condemn(scope, "n1")
         for _ in range(3):
-            bench.isolations.ask("n1", "gpu.missing")
+            bench.isolations.isolate("n1", "gpu.missing")
             await bench.all_done()
         assert scheduler.asked == ["isolate n1"]
         assert bench.codes() == ["n1 isolation.done"]
@@ -103,7 +103,7 @@ def test_a_condemned_node_is_isolated_once_and_recorded() -> None:
 def test_a_node_that_an_operator_freed_meanwhile_is_left_alone() -> None:
     async def scenario(scope: ClusterScope, scheduler: Scheduler) -> None:
         bench = Bench(scope, scheduler)
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert scheduler.asked == []
         assert bench.codes() == ["n1 isolation.cancelled"]
@@ -116,7 +116,7 @@ def test_a_failed_call_is_paged_at_once_and_tried_again() -> None:
         bench = Bench(scope, scheduler)
         await condemn(scope, "n1")
         scheduler.failures = 1
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert bench.codes() == ["n1 isolation.failed", "n1 isolation.done"]
         ((text, urgent),) = bench.pages
@@ -131,13 +131,13 @@ def test_one_that_never_works_is_given_up_and_can_be_tried_by_hand() -> None:
         bench = Bench(scope, scheduler)
         await condemn(scope, "n1")
         scheduler.failures = 3
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert bench.codes() == ["n1 isolation.failed"] * 3
         assert "given up; by hand: aegisctl taint n1 --isolate" in bench.pages[-1][0]
         assert (await scope.record("n1")).isolated is None
         assert await (await scope.store()).list("isolation") == ()
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert scheduler.out == {"n1"}
 
@@ -150,7 +150,7 @@ def test_no_more_nodes_are_isolated_at_once_than_allowed_over_all_jobs() -> None
         names = [f"n{number}" for number in range(6)]
         await condemn(scope, *names)
         for number, name in enumerate(names):
-            jobs[number % 3].isolations.ask(name, "gpu.missing")
+            jobs[number % 3].isolations.isolate(name, "gpu.missing")
         for job in jobs:
             await job.all_done()
         assert len(scheduler.out) == 2
@@ -162,7 +162,7 @@ def test_no_more_nodes_are_isolated_at_once_than_allowed_over_all_jobs() -> None
         jobs[0].isolations.release(back)
         await jobs[0].all_done()
         left = next(name for name in names if name not in scheduler.out and name != back)
-        jobs[1].isolations.ask(left, "gpu.missing")
+        jobs[1].isolations.isolate(left, "gpu.missing")
         await jobs[1].all_done()
         assert len(scheduler.out) == 2 and left in scheduler.out
 
@@ -174,15 +174,15 @@ def test_a_slot_that_a_dead_master_left_behind_is_taken_over() -> None:
         scheduler.gate = asyncio.Event()
         dying, heir = Bench(scope, scheduler, most=1), Bench(scope, scheduler, most=1)
         await condemn(scope, "n1", "n2")
-        dying.isolations.ask("n1", "gpu.missing")
+        dying.isolations.isolate("n1", "gpu.missing")
         await scheduler.begun.wait()
         await dying.isolations.close()
-        heir.isolations.ask("n2", "gpu.missing")
+        heir.isolations.isolate("n2", "gpu.missing")
         await heir.all_done()
         assert heir.codes() == ["n2 isolation.refused"]  # n1 is out as far as anybody can know
         await scope.change("n1", node_records.without_taints)
         scheduler.gate.set()
-        heir.isolations.ask("n2", "gpu.missing")
+        heir.isolations.isolate("n2", "gpu.missing")
         await heir.all_done()
         assert scheduler.out == {"n2"}
 
@@ -193,7 +193,7 @@ def test_of_several_masters_one_gives_the_node_back() -> None:
     async def scenario(scope: ClusterScope, scheduler: Scheduler) -> None:
         await condemn(scope, "n1", kind=SLOW)
         jobs = [Bench(scope, scheduler) for _ in range(4)]
-        jobs[0].isolations.ask("n1", "slow")
+        jobs[0].isolations.isolate("n1", "slow")
         await jobs[0].all_done()
         await scope.change("n1", node_records.without_taints)
         outcomes = await asyncio.gather(*(release(scope, scheduler, "n1", NOW) for _ in jobs))
@@ -208,7 +208,7 @@ def test_a_node_on_probation_stays_with_its_scheduler_s_drain() -> None:
     async def scenario(scope: ClusterScope, scheduler: Scheduler) -> None:
         await condemn(scope, "n1", until=NOW + 1)
         bench = Bench(scope, scheduler)
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert await release(scope, scheduler, "n1", NOW + 2) is None
         assert scheduler.out == {"n1"}
@@ -223,7 +223,7 @@ def test_what_the_guard_objects_to_is_not_done_and_a_human_hears_why() -> None:
     async def scenario(scope: ClusterScope, scheduler: Scheduler) -> None:
         bench = Bench(scope, scheduler, objection=objection)
         await condemn(scope, "n1")
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert scheduler.asked == []
         assert bench.codes() == ["n1 isolation.refused"]
@@ -236,7 +236,7 @@ def test_a_dry_run_notes_what_would_be_done_and_leaves_no_record() -> None:
     async def scenario(scope: ClusterScope, scheduler: Scheduler) -> None:
         bench = Bench(scope, DryRun(scheduler))
         await condemn(scope, "n1")
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert scheduler.asked == []
         assert bench.notes[0][1:] == (
@@ -256,7 +256,7 @@ def test_a_store_that_is_away_is_paged_and_tried_again() -> None:
         await condemn(scope, "n1")
         await stores[0].close()
         bench = Bench(scope, scheduler)
-        bench.isolations.ask("n1", "gpu.missing")
+        bench.isolations.isolate("n1", "gpu.missing")
         await bench.all_done()
         assert bench.codes() == ["n1 isolation.failed"] * 3
         assert "the records of nodes can't be had" in bench.pages[0][0]
@@ -272,9 +272,8 @@ def test_two_processes_worth_of_stores_share_the_records(tmp_path: Path, kind: s
         assert one is not None and other is not None
         await condemn(one, "n1", kind=kind)
         assert not node_records.judge(await other.record("n1"), NOW).free
-        many = [
-            other.change("n1", lambda r, i=i: node_records.with_incident(r, incident(i))) for i in range(8)
-        ]  # type: ignore[misc]
+        edits = [lambda r, i=i: node_records.with_incident(r, incident(i)) for i in range(8)]
+        many = [other.change("n1", each) for each in edits]
         await asyncio.gather(one.change("n1", node_records.without_taints), *many)
         record = await one.record("n1")
         assert node_records.judge(record, NOW).free

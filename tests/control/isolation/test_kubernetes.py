@@ -11,7 +11,7 @@ import pytest
 
 from aegis_elastic.bus.tls import make_certificate
 from aegis_elastic.control.isolation import drivers, kubernetes
-from aegis_elastic.control.isolation.contract import Driver, Outcome, ask
+from aegis_elastic.control.isolation.contract import Driver, Outcome, call_driver
 from tests.control.kube import NODE, Api, Object
 
 SET = "apis/apps/v1/namespaces/team/statefulsets/train"
@@ -20,7 +20,7 @@ SET = "apis/apps/v1/namespaces/team/statefulsets/train"
 def do(action: str, named: str = "kubernetes", node: str = "n1", timeout_s: float = 10.0) -> Outcome:
     driver = drivers.make(named, timeout_s=timeout_s)
     assert driver is not None
-    return asyncio.run(ask(driver, action, node, "gpu.missing"))
+    return asyncio.run(call_driver(driver, action, node, "gpu.missing"))
 
 
 def test_a_node_is_cordoned_and_tainted_once_and_given_back(api: Api) -> None:
@@ -134,7 +134,7 @@ def test_a_server_that_says_nothing_costs_the_timeout(monkeypatch: pytest.Monkey
         driver: Driver | None = drivers.make("kubernetes", timeout_s=0.3)
         assert driver is not None
         async with silent:
-            return await ask(driver, "isolate", "n1", "x")
+            return await call_driver(driver, "isolate", "n1", "x")
 
     outcome = asyncio.run(whole())
     assert not outcome.ok and "in 0.3 s" in outcome.message
