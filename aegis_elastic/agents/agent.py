@@ -435,7 +435,7 @@ class AegisElasticAgent:
         if not node.ranks.can_reexec:
             # The process is torchrun's, and so are its ranks: it isn't ours to execute again.
             logger.warning("no clean process under torchrun's own launcher (%s): going on", request.reason)
-            node.link.introduce("going on in the same process")
+            node.link.contact_again("going on in the same process")
             return
         node.announce(f"starting anew in a clean process: {request.reason}")
         node.enter_leaving()

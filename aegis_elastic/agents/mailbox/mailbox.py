@@ -1,6 +1,4 @@
-"""The agent's one queue: other threads put things in, the agent's loop is woken by a descriptor and takes
-them out.
-"""
+"""The agent's one queue: other threads put events in, the loop takes them out, woken by a descriptor."""
 
 from __future__ import annotations
 
@@ -14,40 +12,38 @@ from typing import Any
 
 
 class Mailbox:
-    """Items for a selector loop. `put` from any thread (and from signal handlers), `drain` from the
-    loop's.
-    """
+    """Events for a selector loop. `put` from any thread and from signal handlers, `drain` from the loop's."""
 
     def __init__(self) -> None:
-        self._items: deque[object] = deque()
+        self._events: deque[object] = deque()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable when there may be items."""
+        """Readable when there may be events."""
         return self._read
 
-    def put(self, item: object) -> None:
-        """Append an item and wake the loop."""
-        self._items.append(item)
+    def put(self, event: object) -> None:
+        """Append an event and wake the loop."""
+        self._events.append(event)
         try:
             os.write(self._write, b"\0")
         except BlockingIOError:
             return  # The pipe is full of wake-ups: one more changes nothing.
 
     def drain(self) -> list[object]:
-        """All items, oldest first; never waits."""
+        """All events, oldest first; never waits."""
         try:
             while os.read(self._read, 4096):
                 pass
         except BlockingIOError:
             pass  # Emptied: that is how a non-blocking read says so.
-        items = []
-        while self._items:
-            items.append(self._items.popleft())
-        return items
+        events = []
+        while self._events:
+            events.append(self._events.popleft())
+        return events
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         os.close(self._read)
         os.close(self._write)
 
@@ -60,9 +56,7 @@ class SignalReceived:
 
 
 class SignalsToMailbox:
-    """While active, these signals become items of the inbox instead of what they would do. Main thread
-    only.
-    """
+    """While active, these signals become events instead of what they would do. Main thread only."""
 
     def __init__(self, mailbox: Mailbox, signals: Iterable[int]) -> None:
         self._mailbox = mailbox

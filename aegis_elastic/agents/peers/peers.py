@@ -62,7 +62,7 @@ class Peers:
         self._workers = workers
         self._on_end, self._on_next, self._on_alive = on_end, on_next, on_alive
         self._calls = connect(address)
-        self._polled = connect(address)
+        self._polling = connect(address)
         self._silent = False
         self._closed = threading.Event()
         self._ended = ""
@@ -80,21 +80,19 @@ class Peers:
 
     @property
     def alive(self) -> frozenset[str]:
-        """The workers that showed themselves since the last look; only the first few agents look. Nobody if
-        that look was long ago, because the store doesn't answer.
+        """The workers that were alive between the last two counts; only the first few agents count. Nobody if
+        the last count was long ago, because the store doesn't answer.
         """
         late = time.monotonic() - self._polled_s > POLLS_MISSED_MAX * POLL_S
         return frozenset() if late else self._alive
 
     def claim(self, how: str) -> str:
-        """Say how this incarnation ends; returns how it does end (somebody may have been first).
-        StoreGone.
-        """
+        """Write how this incarnation ends, unless it is written already: returns what is. StoreGone."""
         answer = self._call(lambda store: store.compare_set(END_KEY, "", how))
         return bytes(answer).decode()
 
     def publish_next(self, address: str) -> None:
-        """Tell the others where the next incarnation's store is. StoreGone."""
+        """Publish where the next incarnation's store is. StoreGone."""
         self._call(lambda store: store.set(NEXT_KEY, address))
 
     def meet_at_end(self, patience_s: float, on_done: Callable[[Peers, bool], None]) -> None:
@@ -120,8 +118,8 @@ class Peers:
             self._meeting.join(JOIN_S)
 
     def _call(self, request: Callable[[TCPStore], _T]) -> _T:
-        """Ask in a thread: torch's client waits for ever on a host that has fallen silent, whatever its
-        timeout (a pulled cable, a stopped process), and who asks is the agent's only loop.
+        """Call the store in a thread: torch's client waits for ever on a host that has fallen silent (a pulled
+        cable, a stopped process), whatever its timeout, and the caller is the agent's only loop.
         """
         if self._silent:
             raise StoreGone(f"the store at {self.address} has not answered before")
@@ -153,14 +151,14 @@ class Peers:
         while not self._closed.is_set():
             try:
                 self._count_alive()
-                if not self._await(self._polled, END_KEY):
+                if not self._await(self._polling, END_KEY):
                     continue
             except RuntimeError as error:
                 if "timeout" in str(error):
                     continue
-                return  # The store is gone; whoever needs it finds out by `claim`.
+                return  # The store is gone; who needs it learns that by `claim`.
             if not self._closed.is_set():
-                self._ended = bytes(self._polled.get(END_KEY)).decode()
+                self._ended = bytes(self._polling.get(END_KEY)).decode()
                 self._forget_alive()
                 self._on_end(self)
                 if self._ended != ENDED_BY_PLANE:
@@ -168,7 +166,7 @@ class Peers:
             return
 
     def _await(self, store: TCPStore, key: str) -> bool:
-        """Wait a look's time for the key to be written; whether it is. RuntimeError as torch says."""
+        """Wait `POLL_S` for the key to be written; whether it is. RuntimeError as torch says."""
         if _waits_are_silent():
             store.wait([key], timedelta(seconds=POLL_S))
             return True
@@ -187,7 +185,7 @@ class Peers:
             on_done(self, met)
 
     def _await_all(self, store: TCPStore, patience_s: float) -> bool:
-        """Whether everybody came. The first few agents decide that, the others wait for their word."""
+        """Whether everybody came. The first few agents decide that, the others wait for what they write."""
         missing, counts = list(range(len(self._workers))), [0]
         seen_s = time.monotonic()
         while not self._closed.is_set():
@@ -207,18 +205,18 @@ class Peers:
         return False
 
     def _forget_alive(self) -> None:
-        """What was seen once must not be told for ever."""
+        """What was seen once must not be reported for ever."""
         self._alive = frozenset()
         if not self._closed.is_set():
             self._on_alive()
 
     def _wait_next(self) -> None:
-        """Wait for the first agent to say where the next store is; "" if it doesn't."""
+        """Wait for the first agent to publish the next store; "" if it doesn't."""
         until_s, address = time.monotonic() + NEXT_TIMEOUT_S, ""
         while not self._closed.is_set() and time.monotonic() < until_s:
             try:
-                self._polled.wait([NEXT_KEY], timedelta(seconds=POLL_S))
-                address = bytes(self._polled.get(NEXT_KEY)).decode()
+                self._polling.wait([NEXT_KEY], timedelta(seconds=POLL_S))
+                address = bytes(self._polling.get(NEXT_KEY)).decode()
             except RuntimeError as error:
                 if "timeout" in str(error):
                     continue
@@ -227,10 +225,10 @@ class Peers:
             self._on_next(self, address)
 
     def _count_alive(self) -> None:
-        self._polled.add(f"{ALIVE_KEY}{self._group_rank}", 1)
+        self._polling.add(f"{ALIVE_KEY}{self._group_rank}", 1)
         if self._group_rank >= OBSERVERS:
             return
-        counts = [self._polled.add(f"{ALIVE_KEY}{peer}", 0) for peer in range(len(self._workers))]
+        counts = [self._polling.add(f"{ALIVE_KEY}{peer}", 0) for peer in range(len(self._workers))]
         moved = (now > before for now, before in zip(counts, self._counts, strict=True))
         self._alive = frozenset(worker for worker, here in zip(self._workers, moved, strict=True) if here)
         self._counts = counts
@@ -240,6 +238,6 @@ class Peers:
 
 def _waits_are_silent() -> bool:
     """Whether torch's C++ keeps quiet about waits that end in vain. Our launcher tells it to, torchrun
-    doesn't, and then we look now and then instead.
+    doesn't, and then we poll instead.
     """
     return os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("ERROR", "FATAL", "2", "3")

@@ -63,14 +63,12 @@ def split(address: str) -> tuple[str, int]:
 
 
 class StorePool:
-    """Keeps one store ready, and holds those in use. `on_ready(address)` is called from the shelf's own
-    thread.
-    """
+    """Keeps one store ready, and holds those in use. `on_ready` is called from the pool's own thread."""
 
     def __init__(self, host: str, on_ready: Callable[[], None]) -> None:
         self._host = host
         self._on_ready = on_ready
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="aegis-shelf")
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="aegis-stores")
         self._lock = threading.Lock()
         self._ready: tuple[str, TCPStore] | None = None
         self._used: list[tuple[str, TCPStore]] = []
@@ -83,7 +81,7 @@ class StorePool:
             return self._ready[0] if self._ready else ""
 
     def use(self, address: str) -> bool:
-        """Note that the waiting store is in use now and prepare another. False if that address isn't ours.
+        """The ready store is in use from now on: prepare another. False if that address isn't ours.
 
         The last two in use are kept: agents that are late read the address of the next one from the last.
         """
@@ -99,13 +97,13 @@ class StorePool:
 
     def close(self) -> None:
         """End all stores and the thread."""
-        self._pool.shutdown(wait=True)
+        self._executor.shutdown(wait=True)
         with self._lock:
             self._ready = None
             self._used.clear()
 
     def _prepare(self) -> None:
-        self._pool.submit(self._make).add_done_callback(_log_failure)
+        self._executor.submit(self._make).add_done_callback(_log_failure)
 
     def _make(self) -> None:
         store = serve(self._host, 0)

@@ -1,10 +1,10 @@
-"""An agent's link to the control plane: first contact, the bus, and a report that is repeated until it is
-heard.
+"""An agent's link to the control plane: first contact, the bus, and a report that is repeated with every
+heartbeat.
 
-The link lives in a thread of its own with an asyncio loop. What arrives goes into the agent's inbox as
-values; what the agent has to say is one newest report, sent at once and then with every heartbeat, because
-the bus may lose anything. The link never gives up trying to reach the plane: losing it doesn't touch the
-training.
+The link lives in a thread of its own with an asyncio loop. What arrives goes into the agent's mailbox as
+events (`agents.mailbox.events`); what the agent sends is one newest report, at once and then with every
+heartbeat, because the bus may lose anything. The link never gives up trying to reach the plane: losing it
+doesn't touch the training.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from aegis_elastic.core.protocol.orders import Order
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
-# An order that is merely repeated is answered anew when the last answer is older: the master knows our clock
-# by the times in it.
+# An order that is merely repeated is answered anew when the last answer is older: from the times in it the
+# master knows our clock.
 ECHO_S = 30.0
 CONTACT_TIMEOUT_S = 10.0
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 2.0
-# The bus has been gone for longer than a server that is started again takes: the plane may be elsewhere now.
+# The bus has been gone for longer than a restart of its server takes: the plane may be elsewhere now.
 SEEK_S = 5.0
 # The master renews a JWT when a third of its life is left. A restarted one doesn't know ours: then we ask.
 OWN_RENEWAL_SHARE = 0.2
@@ -89,9 +89,7 @@ class PlaneLink:
         parks: bool = False,
         look_up: LookUp = address.look_up,
     ) -> None:
-        """`endpoint`: see `PlaneAddress`. `parks`: sent away, stay on the bus and listen for the end of the
-        job.
-        """
+        """`endpoint`: see `PlaneAddress`. `parks`: when dismissed, stay on the bus until the job's end."""
         self._identity = identity
         self._address = PlaneAddress(endpoint, self._hello, secret, look_up)
         self._mailbox = mailbox
@@ -101,14 +99,14 @@ class PlaneLink:
         self._bus: BusConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: bytes | None = None
-        self._heard: tuple[float, float] | None = None
+        self._order_times: tuple[float, float] | None = None
         self._reported_s = 0.0
         self._wake: asyncio.Event | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aegis-link", daemon=True)
         self._join_timeout_s = self._started_s = 0.0
         self._late = False
-        self._introduction: asyncio.Task[None] | None = None
+        self._contacting: asyncio.Task[None] | None = None
         self._seeking: asyncio.Task[None] | None = None
         self._renew_at_s = float("inf")
         self._generation = 0
@@ -119,7 +117,7 @@ class PlaneLink:
 
     @property
     def identity(self) -> Identity:
-        """Who we say that we are."""
+        """Who this agent is."""
         return self._identity
 
     @property
@@ -129,11 +127,11 @@ class PlaneLink:
 
     @property
     def echo_due(self) -> bool:
-        """Whether the newest report tells of an old order, as far as our clock is concerned."""
+        """Whether our newest report is so old that the master can't know our clock from it."""
         return time.monotonic() - self._reported_s > ECHO_S
 
     def start(self, join_timeout_s: float) -> None:
-        """Begin to join; NotJoined is put into the inbox if that takes longer than `join_timeout_s`."""
+        """Begin to join; NotJoined goes into the mailbox if that takes longer than `join_timeout_s`."""
         self._join_timeout_s = join_timeout_s
         self._started_s = time.monotonic()
         self._thread.start()
@@ -143,7 +141,7 @@ class PlaneLink:
     ) -> None:
         """Make this the newest report: sent at once and repeated until another takes its place."""
         identity = self._identity
-        data = msgspec.structs.replace(data, heard=self._heard)
+        data = msgspec.structs.replace(data, heard=self._order_times)
         self._reported_s = time.monotonic()
         message = Message(
             aegis_name=identity.job,
@@ -160,27 +158,27 @@ class PlaneLink:
         try:
             self._report = messages.encode(message)
         except BadMessage as error:
-            logger.error("told without the ranks' own words: %s", error)
+            logger.error("reported without the ranks' own output: %s", error)
             self._report = messages.encode(msgspec.structs.replace(message, data=without_texts(data)))
-        self._poke()
+        self._wake_loop()
 
     def note(self, anomalies: Sequence[Anomaly]) -> None:
-        """Tell the master of these, once each, as soon as it can be reached. From any thread."""
+        """Deliver these to the master, once each, as soon as it can be reached. From any thread."""
         self._notes.put(anomalies)
 
-    def introduce(self, reason: str) -> None:
-        """Make first contact again, as whom we are."""
+    def contact_again(self, reason: str) -> None:
+        """Make first contact again, as the same life of this agent."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._again, reason)
+            self._loop.call_soon_threadsafe(self._contact_again, reason)
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Send what is unsent, leave the bus, end the thread; wait for its end `timeout_s` at most."""
         self._closing.set()
-        self._poke()
+        self._wake_loop()
         if self._thread.is_alive() and timeout_s > 0:
             self._thread.join(timeout_s)
 
-    def _poke(self) -> None:
+    def _wake_loop(self) -> None:
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None:
             try:
@@ -190,12 +188,12 @@ class PlaneLink:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._live())
-        except Exception as error:  # the thread's last resort: the agent must hear of it, and train on
+            asyncio.run(self._main())
+        except Exception as error:  # the thread's last resort: the agent must know, and train on
             logger.exception("the link to the control plane broke")
             self._mailbox.put(NotJoined(f"our link to the control plane broke: {error}"))
 
-    async def _live(self) -> None:
+    async def _main(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         while True:
             place = await self._first_contact()
@@ -205,9 +203,9 @@ class PlaneLink:
                 await self._join_bus(place)
                 break
             except BusError as error:
-                # Its port may be blocked although the door is open: that is no way to join either.
+                # Its port may be blocked although first contact works: that is no way to join either.
                 where = place.bus_url(self._address.host)
-                self._note_late(f"cannot reach the bus at {where}: {error}")
+                self._report_late(f"cannot reach the bus at {where}: {error}")
                 await self._pause(RETRY_S_MAX)
         self._generation, self._place = place.welcome.generation, place
         self._address.certificate = place.certificate_pem
@@ -215,43 +213,41 @@ class PlaneLink:
             self._park(place.welcome.parked)
         else:
             self._mailbox.put(Joined(place.welcome, place.proven))
-        noting = asyncio.create_task(self._notes.deliver(self._whereabouts), name="aegis notes")
-        noting.add_done_callback(_log_failure)
+        delivering = asyncio.create_task(self._notes.deliver(self._place_and_jwt), name="aegis notes")
+        delivering.add_done_callback(_log_failure)
         try:
             await self._heartbeats()
         finally:
-            noting.cancel()
+            delivering.cancel()
             if self._bus is not None:
                 await self._bus.close()
 
-    def _whereabouts(self) -> tuple[Place, str]:
+    def _place_and_jwt(self) -> tuple[Place, str]:
         assert self._place is not None
         return self._place, self._jwt
 
     async def _first_contact(self) -> Place | None:
-        """Knock until the door opens. None when there is no use in it, or when the agent ends."""
+        """Try until it succeeds. None when there is no use in it, or when the agent ends."""
         attempt = 0
         while not self._closing.is_set():
             try:
-                return await asyncio.to_thread(self._address.knock, self._attempt_s())
+                return await asyncio.to_thread(self._address.make_contact, self._attempt_s())
             except ContactError as error:
                 if not error.retry:
                     self._mailbox.put(Refused(str(error), usage=not isinstance(error, Dismissed)))
                     return None
-                self._note_late(str(error))
+                self._report_late(str(error))
             attempt += 1
             await self._pause(min(RETRY_S_MIN * 2**attempt, RETRY_S_MAX) * random.uniform(0.5, 1.0))
         return None
 
     def _attempt_s(self) -> float:
-        """How long one attempt may take: one ends with the join timeout, so that all nodes give up
-        together.
-        """
+        """How long an attempt may take: one ends with the join timeout, so all nodes give up together."""
         left_s = self._started_s + self._join_timeout_s - time.monotonic()
         return CONTACT_TIMEOUT_S if left_s <= 0 else min(CONTACT_TIMEOUT_S, max(left_s, RETRY_S_MAX))
 
-    def _note_late(self, reason: str) -> None:
-        """Tell the agent, once, that joining takes longer than the timeout."""
+    def _report_late(self, reason: str) -> None:
+        """Put NotJoined into the mailbox, once, when joining takes longer than the timeout."""
         if not self._late and time.monotonic() - self._started_s >= self._join_timeout_s:
             self._late = True
             self._mailbox.put(NotJoined(reason))
@@ -283,27 +279,27 @@ class PlaneLink:
             on_disconnect=self._on_bus_gone,
             on_reconnect=lambda: self._mailbox.put(BusChanged(True)),
             on_violation=lambda text: logger.error("the bus refused us something: %s", text),
-            on_refused=lambda text: self._again(f"the bus refuses our credentials: {text}"),
+            on_refused=lambda text: self._contact_again(f"the bus refuses our credentials: {text}"),
             timeout_s=self._attempt_s(),
         )
-        self._note_jwt(place.welcome.jwt)
-        await self._bus.subscribe(subjects.order_all(me.namespace, me.job), self._take_order)
-        await self._bus.subscribe(subjects.order(me.namespace, me.job, me.worker), self._take_word)
+        self._set_jwt(place.welcome.jwt)
+        await self._bus.subscribe(subjects.order_all(me.namespace, me.job), self._on_order)
+        await self._bus.subscribe(subjects.order(me.namespace, me.job, me.worker), self._on_directive)
 
     def _on_bus_gone(self, reason: str) -> None:
         self._mailbox.put(BusChanged(False, reason))
         if self._seeking is None or self._seeking.done():
-            self._seeking = asyncio.create_task(self._seek(), name="aegis seeking the plane")
+            self._seeking = asyncio.create_task(self._seek(), name="aegis plane lookup")
             self._seeking.add_done_callback(_log_failure)
 
     async def _seek(self) -> None:
-        """The bus tries again where it was. Meanwhile see whether the plane's name leads elsewhere by now."""
+        """The bus reconnects where it was. Meanwhile see whether the plane's name leads elsewhere by now."""
         while not self._closing.is_set():
             await asyncio.sleep(SEEK_S * random.uniform(0.8, 1.2))
             if self.connected:
                 return
             if await asyncio.to_thread(self._address.moved):
-                self._again("the control plane is at another address")
+                self._contact_again("the control plane is at another address")
 
     async def _heartbeats(self) -> None:
         assert self._wake is not None and self._bus is not None
@@ -314,7 +310,7 @@ class PlaneLink:
             if self._closing.is_set():
                 return
             if time.time() >= self._renew_at_s:
-                self._again("our JWT runs out")
+                self._contact_again("our JWT runs out")
             await self._pause(HEARTBEAT_S)
 
     async def _pause(self, seconds: float) -> None:
@@ -325,65 +321,65 @@ class PlaneLink:
             return
         self._wake.clear()
 
-    async def _take_order(self, arrived: BusMessage) -> None:
-        here = time.time()
+    async def _on_order(self, raw: BusMessage) -> None:
+        received_s = time.time()
         try:
-            message = messages.decode(arrived.data)
+            message = messages.decode(raw.data)
         except BadMessage as error:
             logger.warning("ignored a malformed order: %s", error)
             return
         if isinstance(message.data, Order):
-            self._heard = (message.time_stamp, here)
+            self._order_times = (message.time_stamp, received_s)
             self._mailbox.put(message.data)
 
-    async def _take_word(self, arrived: BusMessage) -> None:
+    async def _on_directive(self, raw: BusMessage) -> None:
         try:
-            word = directives.decode(arrived.data)
+            directive = directives.decode(raw.data)
         except BadMessage as error:
-            logger.warning("ignored a malformed word of the master: %s", error)
+            logger.warning("ignored a malformed directive: %s", error)
             return
-        if word.uid != self._identity.uid:
+        if directive.uid != self._identity.uid:
             return
-        if isinstance(word, directives.JwtRenewal):
-            await self._take_jwt(word.jwt)
-        elif isinstance(word, directives.Dismissal):
+        if isinstance(directive, directives.JwtRenewal):
+            await self._use_jwt(directive.jwt)
+        elif isinstance(directive, directives.Dismissal):
             if self._parks:
-                self._park(word.reason)
+                self._park(directive.reason)
             else:
-                self._mailbox.put(Refused(word.reason, usage=False))
+                self._mailbox.put(Refused(directive.reason, usage=False))
         elif self._parked:
-            return  # Nothing is said to those who have no part, but how it ended.
-        elif isinstance(word, directives.OperatorCheck):
-            self._mailbox.put(word)
-        elif isinstance(word, directives.Rejoin):
-            self._again(word.reason)
-        elif isinstance(word, directives.Reexec):
-            self._mailbox.put(ReexecRequested(word.reason))
+            return  # To those who have no part only the end matters.
+        elif isinstance(directive, directives.OperatorCheck):
+            self._mailbox.put(directive)
+        elif isinstance(directive, directives.Rejoin):
+            self._contact_again(directive.reason)
+        elif isinstance(directive, directives.Reexec):
+            self._mailbox.put(ReexecRequested(directive.reason))
         else:
-            self._mailbox.put(FinalReportArrived(word.report))
+            self._mailbox.put(FinalReportArrived(directive.report))
 
     def _park(self, reason: str) -> None:
-        """From now on only listen."""
+        """From now on only listen for the end of the job."""
         self._parked = True
         self._mailbox.put(Refused(reason, usage=False, parked=True))
 
-    def _again(self, reason: str) -> None:
-        """Introduce ourselves anew: the plane doesn't know us any more, or our JWT runs out."""
+    def _contact_again(self, reason: str) -> None:
+        """Start first contact anew: the plane doesn't know us any more, or our JWT runs out."""
         assert self._loop is not None
-        if self._introduction is not None and not self._introduction.done():
-            return  # One knock at a time: the reason for it may come with every heartbeat.
+        if self._contacting is not None and not self._contacting.done():
+            return  # One attempt at a time: the reason for it may come with every heartbeat.
         logger.info("first contact again: %s", reason)
-        self._introduction = self._loop.create_task(self._renew(), name="aegis first contact again")
-        self._introduction.add_done_callback(_log_failure)
+        self._contacting = self._loop.create_task(self._repeat_contact(), name="aegis first contact again")
+        self._contacting.add_done_callback(_log_failure)
 
-    async def _renew(self) -> None:
-        self._late = True  # It was joined once: nobody waits for us to join.
+    async def _repeat_contact(self) -> None:
+        self._late = True  # It was joined once: no NotJoined any more.
         place = await self._first_contact()
         if place is not None:
             assert self._bus is not None
             self._place = place
             self._bus.move([place.bus_url(self._address.host)])
-            await self._take_jwt(place.welcome.jwt)
+            await self._use_jwt(place.welcome.jwt)
             if place.welcome.parked:
                 self._park(place.welcome.parked)
             elif self._parked or place.welcome.generation != self._generation:
@@ -391,12 +387,12 @@ class PlaneLink:
                 self._generation = place.welcome.generation
                 self._mailbox.put(Joined(place.welcome, place.proven))
 
-    async def _take_jwt(self, jwt: str) -> None:
+    async def _use_jwt(self, jwt: str) -> None:
         assert self._bus is not None
         await self._bus.renew(jwt)
-        self._note_jwt(jwt)
+        self._set_jwt(jwt)
 
-    def _note_jwt(self, jwt: str) -> None:
+    def _set_jwt(self, jwt: str) -> None:
         self._jwt = jwt
         now_s, until_s = time.time(), expires_at_s(jwt) or math.inf
         self._renew_at_s = until_s - OWN_RENEWAL_SHARE * (until_s - now_s) if until_s < math.inf else math.inf

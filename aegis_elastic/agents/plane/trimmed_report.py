@@ -1,4 +1,4 @@
-"""A report without the words of ranks and checks: what must be told whatever they have printed."""
+"""A report without what ranks and checks have printed: what must get through whatever that is."""
 
 from __future__ import annotations
 

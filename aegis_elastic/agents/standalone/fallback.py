@@ -1,10 +1,8 @@
-"""One world without any control plane: agents that could not be brought together by the master meet by
-themselves.
+"""One world without any control plane: agents that no master brought together meet by themselves.
 
 The place is a plain TCPStore beside the endpoint (the next port), hosted by the agent whose host owns the
-endpoint. Whoever comes leaves its identity there; the host decides who takes part, and everybody reads the
-same decision. From then on it is an ordinary torchelastic job, with our restart in place and one count for
-all.
+endpoint. Each agent writes its identity there; the host decides who takes part, and everybody reads the same
+decision. From then on it is an ordinary torchelastic job, with our restart in place and one count for all.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ COUNT_KEY = "aegis/fallback/count"
 MEMBER_KEY = "aegis/fallback/member/"
 WORLD_KEY = "aegis/fallback/world"
 CONNECT_TRY_S = 5.0
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,11 @@ class Fallback:
     """One attempt to meet, in a thread of its own. `on_done(order | None, reason)` is called from it."""
 
     def __init__(
-        self, meeting: Meeting, me: Identity, prepared: str, on_done: Callable[[Order | None, str], None]
+        self, meeting: Meeting, me: Identity, store: str, on_done: Callable[[Order | None, str], None]
     ) -> None:
         self._meeting = meeting
         self._me = me
-        self._prepared = prepared
+        self._store = store
         self._on_done = on_done
         self._closed = threading.Event()
         self._served: TCPStore | None = None
@@ -62,7 +60,7 @@ class Fallback:
         self._thread.start()
 
     def close(self) -> None:
-        """Take the meeting place away and end the attempt, in about the time of one look."""
+        """Take the meeting place away and end the attempt, within about `POLL_S`."""
         self._closed.set()
         self._served = None
         self._thread.join(JOIN_S)
@@ -76,58 +74,58 @@ class Fallback:
             self._on_done(order, reason)
 
     def _meet(self) -> Order:
-        meeting, until = self._meeting, time.monotonic() + self._meeting.wait_s
+        meeting, until_s = self._meeting, time.monotonic() + self._meeting.wait_s
         if meeting.max_nodes == 1:
-            return _order((_worker(self._me, self._prepared),), meeting.max_restarts)
+            return _order((_worker(self._me, self._store),), meeting.max_restarts)
         if meeting.hosting:
             self._served = _serve_first(meeting)
-        store = self._reach(until)
+        store = self._reach(until_s)
         number = store.add(COUNT_KEY, 1)
-        store.set(f"{MEMBER_KEY}{number}", msgspec.json.encode(_worker(self._me, self._prepared)).decode())
+        store.set(f"{MEMBER_KEY}{number}", msgspec.json.encode(_worker(self._me, self._store)).decode())
         if meeting.hosting and self._served is not None:
-            workers = self._gather(store, until)
+            workers = self._gather(store, until_s)
             store.set(WORLD_KEY, msgspec.json.encode(_order(workers, meeting.max_restarts)).decode())
-        self._wait_world(store, max(until, time.monotonic() + LOOK_S) + meeting.last_call_s)
+        self._wait_world(store, max(until_s, time.monotonic() + POLL_S) + meeting.last_call_s)
         return msgspec.json.decode(bytes(store.get(WORLD_KEY)), type=Order)
 
-    def _reach(self, until: float) -> TCPStore:
+    def _reach(self, until_s: float) -> TCPStore:
         where = f"{self._meeting.host}:{self._meeting.port}"
         while not self._closed.is_set():
-            left_s = until - time.monotonic()
+            left_s = until_s - time.monotonic()
             try:
-                return connect(where, min(CONNECT_TRY_S, max(left_s, LOOK_S)))
+                return connect(where, min(CONNECT_TRY_S, max(left_s, POLL_S)))
             except StoreGone:
                 if left_s <= 0:
                     raise
-                self._closed.wait(LOOK_S)
+                self._closed.wait(POLL_S)
         raise StoreGone("the agent ends")
 
-    def _wait_world(self, store: TCPStore, until: float) -> None:
-        # In short looks: a thread that waits in torch's C++ can't be called back.
+    def _wait_world(self, store: TCPStore, until_s: float) -> None:
+        # In short waits: a thread that waits in torch's C++ can't be called back.
         while not self._closed.is_set():
             try:
-                store.wait([WORLD_KEY], timedelta(seconds=LOOK_S))
+                store.wait([WORLD_KEY], timedelta(seconds=POLL_S))
                 return
             except RuntimeError as error:
-                if "timeout" not in str(error) or time.monotonic() >= until:
+                if "timeout" not in str(error) or time.monotonic() >= until_s:
                     raise StoreGone(f"nobody said who takes part: {str(error).splitlines()[0]}") from None
         raise StoreGone("the agent ends")
 
-    def _gather(self, store: TCPStore, until: float) -> tuple[Worker, ...]:
+    def _gather(self, store: TCPStore, until_s: float) -> tuple[Worker, ...]:
         """Wait for the world to be full, or big enough for long enough. StoreGone if too few come."""
         meeting = self._meeting
-        last_call: float | None = None
+        last_call_at_s: float | None = None
         while not self._closed.is_set():
             count, now = store.add(COUNT_KEY, 0), time.monotonic()
-            if count >= meeting.min_nodes and last_call is None:
-                last_call = now + meeting.last_call_s
-            if count >= meeting.max_nodes or (last_call is not None and now >= last_call):
+            if count >= meeting.min_nodes and last_call_at_s is None:
+                last_call_at_s = now + meeting.last_call_s
+            if count >= meeting.max_nodes or (last_call_at_s is not None and now >= last_call_at_s):
                 numbers = range(1, min(count, meeting.max_nodes) + 1)
                 members = (bytes(store.get(f"{MEMBER_KEY}{number}")) for number in numbers)
                 return first_order(tuple(msgspec.json.decode(member, type=Worker) for member in members))
-            if now >= until:
+            if now >= until_s:
                 raise StoreGone(f"{count} of {meeting.min_nodes} nodes came")
-            self._closed.wait(LOOK_S / 10)
+            self._closed.wait(POLL_S / 10)
         raise StoreGone("the agent ends")
 
 

@@ -2,8 +2,8 @@
 
 The agents agree through one write-once key in the incarnation's store (`agents.peers.peers.Peers.claim`):
 the first to claim writes there what ended it, and whether the retries are used up. Everybody then acts on
-that same text, so there is one world and one exit code. The master enters it into the accounts when it is
-back, exactly once.
+that same text, so there is one world and one exit code. When the master is back, it enters it into the
+accounts exactly once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from aegis_elastic.core.protocol.messages import IndependentEnd
 from aegis_elastic.core.protocol.orders import Action, Order
 from aegis_elastic.core.retry_accounts import charge, exceeded
 
-# A master that hears of our ends and can enter them into its accounts does so at once. One that still orders
-# something else after this time is in a recovery of its own, and waits for us.
+# A master that gets our reports and can enter the ends into its accounts does so at once. One that still
+# orders something else after this time is in a recovery of its own, and waits for us.
 OVERRULED_S = 5.0
 
 
@@ -35,8 +35,8 @@ class UnreportedEnds:
     def propose(
         self, order: Order, worker: str, reason: str, failures: tuple[Failure, ...]
     ) -> IndependentEnd:
-        """How this incarnation ends by our failure, if nobody was first. The count is the job's, as last
-        known.
+        """How this incarnation ends by our failure, if nobody was first. Retries go on from the job's count,
+        as last known.
         """
         retries = order.recover_count + len(self._ends)
         over = exceeded((charge(retries, order.max_retry),), order.max_retry)
@@ -55,7 +55,7 @@ class UnreportedEnds:
 
     def overruled(self, order: Order, ours: Order, now_s: float) -> bool:
         """Whether to follow an order of an incarnation that we have left behind: it is newer than what we
-        left with, and the master has kept to it although it has heard us. `now_s`: monotonic, in seconds.
+        left with, and the master has kept to it although it has our reports. `now_s`: monotonic, in seconds.
         """
         if order.action is Action.RUN or order.seq_num <= ours.seq_num:
             return False
@@ -82,7 +82,7 @@ def decode(text: str) -> IndependentEnd:
 
 
 def next_order(order: Order, store: str) -> Order:
-    """The start that follows when the agents go on by themselves: same seats, next incarnation, new store."""
+    """The start that follows when the agents go on by themselves: same ranks, next incarnation, new store."""
     return msgspec.structs.replace(
         order, incarnation=order.incarnation + 1, restart_count=order.restart_count + 1, store=store
     )

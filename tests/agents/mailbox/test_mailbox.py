@@ -10,7 +10,7 @@ import threading
 from aegis_elastic.agents.mailbox.mailbox import Mailbox, SignalReceived, SignalsToMailbox
 
 
-def test_items_come_in_order_from_any_thread_and_wake_the_loop() -> None:
+def test_events_come_in_order_from_any_thread_and_wake_the_loop() -> None:
     mailbox = Mailbox()
     assert select.select([mailbox], [], [], 0)[0] == []
     thread = threading.Thread(target=lambda: list(map(mailbox.put, range(3))))
@@ -23,7 +23,7 @@ def test_items_come_in_order_from_any_thread_and_wake_the_loop() -> None:
     mailbox.close()
 
 
-def test_more_items_than_the_pipe_has_room_for_wake_ups() -> None:
+def test_more_events_than_the_pipe_has_room_for_wake_ups() -> None:
     mailbox = Mailbox()
     for number in range(100_000):
         mailbox.put(number)
@@ -32,15 +32,15 @@ def test_more_items_than_the_pipe_has_room_for_wake_ups() -> None:
     mailbox.close()
 
 
-def test_signals_are_items_while_it_lasts_and_what_they_were_afterwards() -> None:
+def test_signals_are_events_while_it_lasts_and_what_they_were_afterwards() -> None:
     mailbox = Mailbox()
     before = signal.getsignal(signal.SIGUSR1)
     with SignalsToMailbox(mailbox, {signal.SIGUSR1, signal.SIGTERM}):
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
-        items = mailbox.drain()
-    assert all(isinstance(item, SignalReceived) for item in items)
-    assert {item.signum for item in items if isinstance(item, SignalReceived)} == {
+        events = mailbox.drain()
+    assert all(isinstance(event, SignalReceived) for event in events)
+    assert {event.signum for event in events if isinstance(event, SignalReceived)} == {
         signal.SIGUSR1,
         signal.SIGTERM,
     }

@@ -74,7 +74,7 @@ def test_an_incarnation_ends_in_one_way_and_everybody_sees_it(world: Callable[[i
     assert {how for _, how in seen} == {"rank 1 died"}
 
 
-def test_the_first_agent_says_where_the_next_store_is(world: Callable[[int], _World]) -> None:
+def test_the_first_agent_publishes_where_the_next_store_is(world: Callable[[int], _World]) -> None:
     two = world(2)
     two.peers[1].claim("rank 1 died")
     two.peers[0].publish_next("10.0.0.1:4711")
@@ -112,7 +112,7 @@ def test_the_dead_are_not_waited_for_at_the_end(world: Callable[[int], _World]) 
     assert {three.met.get(timeout=WAIT_S) for _ in range(2)} == {(peers, False) for peers in three.peers[:2]}
 
 
-def test_a_store_that_is_gone_is_said_to_be(world: Callable[[int], _World]) -> None:
+def test_a_store_that_is_gone_is_reported_as_gone(world: Callable[[int], _World]) -> None:
     one = world(1)
     peers = one.peers[0]
     del one.store

@@ -26,7 +26,7 @@ def test_the_pool_has_a_store_ready_and_makes_the_next_when_it_is_used() -> None
             address = pool.ready
             connect(address).set("key", "of this incarnation")
             assert pool.use(address)
-            assert pool.use(address), "said again: it is in use already"
+            assert pool.use(address), "once more: it is in use already"
             used.append(address)
             made.get(timeout=WAIT_S)
         assert len({*used, pool.ready}) == 5

@@ -1,4 +1,4 @@
-"""Where an agent knocks: a name is looked up anew, and only the plane that is known already is the plane."""
+"""Where the plane is: a name is looked up anew, and only the plane that is known already is the plane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from aegis_elastic.agents.plane.address import PlaneAddress
 from aegis_elastic.bus.contact.first_contact import ContactError, Hello, Welcome
 from aegis_elastic.bus.tls import make_certificate
-from tests.bus.contact.test_first_contact import HELLO, WELCOME, door
+from tests.bus.contact.test_first_contact import HELLO, WELCOME, serving
 
 
 class Names:
@@ -65,25 +65,25 @@ def test_another_plane_at_the_new_address_is_not_even_greeted(tmp_path: Path) ->
     ours, other = tmp_path / "ours", tmp_path / "other"
     for folder in (ours, other):
         folder.mkdir()
-    with door(make_certificate(ours, ["aegis"]), answer) as port:
+    with serving(make_certificate(ours, ["aegis"]), answer) as port:
         plane = PlaneAddress(("127.0.0.1", port), _hello, None)
-        place = plane.knock(5.0)
+        place = plane.make_contact(5.0)
         assert place.welcome == WELCOME
         plane.certificate = place.certificate_pem
-    with door(make_certificate(other, ["aegis"]), answer) as port:
+    with serving(make_certificate(other, ["aegis"]), answer) as port:
         plane.port = port
         with pytest.raises(ContactError, match="another one answers there") as raised:
-            plane.knock(5.0)
+            plane.make_contact(5.0)
     assert raised.value.retry, "the right one may still come"
     assert greeted == ["a"]
 
 
 def test_another_program_at_a_known_planes_place_ends_nothing(tmp_path: Path) -> None:
-    with door(make_certificate(tmp_path, ["aegis"]), lambda *_: WELCOME) as port:
+    with serving(make_certificate(tmp_path, ["aegis"]), lambda *_: WELCOME) as port:
         plane = PlaneAddress(("127.0.0.1", port), _hello, None)
-        plane.certificate = plane.knock(5.0).certificate_pem
+        plane.certificate = plane.make_contact(5.0).certificate_pem
     with socket.create_server(("127.0.0.1", 0)) as mute:
         plane.port = mute.getsockname()[1]
         with pytest.raises(ContactError) as raised:
-            plane.knock(0.3)
+            plane.make_contact(0.3)
     assert raised.value.retry

@@ -1,4 +1,4 @@
-"""The ways in which an agent fails to join, each told to it once and rightly."""
+"""The ways in which an agent fails to join, each reported to it once and rightly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Join = Callable[[int], Mailbox]
 
 @pytest.fixture
 def join() -> Iterator[Join]:
-    """`join(port)`: the inbox of an agent that knocks there, with a join timeout of half a second."""
+    """`join(port)`: the mailbox of an agent that joins there, with a join timeout of half a second."""
     links: list[tuple[PlaneLink, Mailbox]] = []
 
     def begin(port: int) -> Mailbox:
@@ -43,32 +43,32 @@ def join() -> Iterator[Join]:
 
 
 def _next(mailbox: Mailbox) -> object:
-    assert select.select([mailbox], [], [], WAIT_S)[0], "nothing was told"
-    (item,) = mailbox.drain()
-    return item
+    assert select.select([mailbox], [], [], WAIT_S)[0], "no event came"
+    (event,) = mailbox.drain()
+    return event
 
 
 def _nothing_more(mailbox: Mailbox, seconds: float) -> bool:
     return select.select([mailbox], [], [], seconds)[0] == []
 
 
-def test_nobody_there_is_told_once_after_the_join_timeout(join: Join) -> None:
+def test_that_nobody_is_there_is_reported_once_after_the_join_timeout(join: Join) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     began_s = time.monotonic()
     mailbox = join(port)
-    item = _next(mailbox)
-    assert isinstance(item, NotJoined)
-    assert item.reason == f"cannot reach the control plane at 127.0.0.1:{port}: Connection refused"
+    event = _next(mailbox)
+    assert isinstance(event, NotJoined)
+    assert event.reason == f"cannot reach the control plane at 127.0.0.1:{port}: Connection refused"
     assert time.monotonic() - began_s >= 0.5
-    assert _nothing_more(mailbox, 3.0), "it goes on knocking, but quietly"
+    assert _nothing_more(mailbox, 3.0), "it goes on trying, but quietly"
 
 
 def test_a_port_that_accepts_and_says_nothing_is_nobody_there(join: Join) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        item = _next(join(mute.getsockname()[1]))
-    assert isinstance(item, NotJoined)
-    assert "timed out" in item.reason
+        event = _next(join(mute.getsockname()[1]))
+    assert isinstance(event, NotJoined)
+    assert "timed out" in event.reason
 
 
 def test_a_connection_that_is_cut_may_be_a_plane_that_ends(join: Join) -> None:
@@ -85,10 +85,10 @@ def test_a_connection_that_is_cut_may_be_a_plane_that_ends(join: Join) -> None:
 
         cutter = threading.Thread(target=cut)
         cutter.start()
-        item = _next(join(listener.getsockname()[1]))
+        event = _next(join(listener.getsockname()[1]))
         listener.shutdown(socket.SHUT_RDWR)
         cutter.join()
-    assert isinstance(item, NotJoined)
+    assert isinstance(event, NotJoined)
 
 
 class _Web(http.server.BaseHTTPRequestHandler):
@@ -100,22 +100,22 @@ def test_another_program_on_the_port_is_the_users_to_mend(join: Join) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Web) as web:
         serving = threading.Thread(target=web.serve_forever, args=(0.05,))
         serving.start()
-        item = _next(join(web.server_port))
+        event = _next(join(web.server_port))
         web.shutdown()
         serving.join()
-    assert isinstance(item, Refused)
-    assert item.usage
-    assert "another program answers there" in item.reason
+    assert isinstance(event, Refused)
+    assert event.usage
+    assert "another program answers there" in event.reason
 
 
-@pytest.mark.parametrize("words", ["x" * 500_000, "caf\udce9"])
-def test_whatever_ranks_print_their_failure_is_told(words: str) -> None:
+@pytest.mark.parametrize("output", ["x" * 500_000, "caf\udce9"])
+def test_whatever_ranks_print_their_failure_is_reported(output: str) -> None:
     link = PlaneLink(ME, ("127.0.0.1", 1), None, Mailbox())
-    failures = tuple(Failure(rank, rank, 1.0, exit_code=1, exception=words) for rank in range(4))
-    data = ReportData(failures=failures, reason=words, clues=("hang",))
+    failures = tuple(Failure(rank, rank, 1.0, exit_code=1, exception=output) for rank in range(4))
+    data = ReportData(failures=failures, reason=output, clues=("hang",))
     link.report(MessageType.ERROR, WirePhase.COMMAND, 7, 1, data)
     assert link._report is not None
-    told = messages.decode(link._report).data
-    assert isinstance(told, ReportData)
-    assert [failure.rank for failure in told.failures] == [0, 1, 2, 3]
-    assert told.clues == ("hang",) and len(told.reason) <= 500
+    sent = messages.decode(link._report).data
+    assert isinstance(sent, ReportData)
+    assert [failure.rank for failure in sent.failures] == [0, 1, 2, 3]
+    assert sent.clues == ("hang",) and len(sent.reason) <= 500

@@ -48,8 +48,8 @@ def meet(port: int, met: queue.Queue[tuple[str, Order | None, str]]) -> Iterator
         ) -> None:
             me = Identity("ns", "job", worker, f"uid-{worker}", "node", "127.0.0.1", 2, ordinal)
             meeting = Meeting("127.0.0.1", port, hosting, *nodes, 3, wait_s, 0.3)
-            said = lambda order, reason: met.put((worker, order, reason))  # noqa: E731 - a callback
-            stack.callback(Fallback(meeting, me, f"127.0.0.1:{len(worker)}", said).close)
+            on_done = lambda order, reason: met.put((worker, order, reason))  # noqa: E731 - a callback
+            stack.callback(Fallback(meeting, me, f"127.0.0.1:{len(worker)}", on_done).close)
 
         yield begin
 
@@ -89,7 +89,7 @@ def test_two_launchers_of_the_endpoints_host(
     assert orders[0] == orders[1]
 
 
-def test_enough_are_waited_for_no_longer_than_the_last_call(
+def test_when_enough_came_the_others_are_waited_for_no_longer_than_the_last_call(
     meet: Meet, met: queue.Queue[tuple[str, Order | None, str]]
 ) -> None:
     meet("host", hosting=True, nodes=(1, 3))
@@ -103,7 +103,7 @@ def test_one_node_needs_nobody(meet: Meet, met: queue.Queue[tuple[str, Order | N
     assert [assignment.nproc for assignment in order.assignments] == [2]
 
 
-def test_too_few_are_told_how_many_came(meet: Meet, met: queue.Queue[tuple[str, Order | None, str]]) -> None:
+def test_too_few_learn_how_many_came(meet: Meet, met: queue.Queue[tuple[str, Order | None, str]]) -> None:
     meet("host", hosting=True, wait_s=0.5)
     assert met.get(timeout=WAIT_S) == ("host", None, "1 of 2 nodes came")
 

@@ -24,11 +24,11 @@ def _order(incarnation: int = 1, recover_count: int = 0, max_retry: int = 1) -> 
 
 
 def test_retries_go_on_from_the_jobs_count_until_they_are_used_up() -> None:
-    ledger = unreported_ends.UnreportedEnds()
-    first = ledger.propose(_order(1, recover_count=0, max_retry=1), "a", "boom", (FAILURE,))
+    unreported = unreported_ends.UnreportedEnds()
+    first = unreported.propose(_order(1, recover_count=0, max_retry=1), "a", "boom", (FAILURE,))
     assert not first.ended
-    assert ledger.add(first)
-    second = ledger.propose(_order(2, recover_count=0, max_retry=1), "a", "boom", (FAILURE,))
+    assert unreported.add(first)
+    second = unreported.propose(_order(2, recover_count=0, max_retry=1), "a", "boom", (FAILURE,))
     assert second.ended
     assert (
         unreported_ends.UnreportedEnds().propose(_order(recover_count=1, max_retry=1), "a", "boom", ()).ended
@@ -36,15 +36,15 @@ def test_retries_go_on_from_the_jobs_count_until_they_are_used_up() -> None:
     assert unreported_ends.UnreportedEnds().propose(_order(max_retry=0), "a", "boom", ()).ended
 
 
-def test_an_incarnation_ends_once_and_is_told_until_the_plane_is_past_it() -> None:
-    ledger = unreported_ends.UnreportedEnds()
+def test_an_incarnation_ends_once_and_is_reported_until_the_plane_is_past_it() -> None:
+    unreported = unreported_ends.UnreportedEnds()
     ends = [IndependentEnd("a", number, "boom") for number in (1, 2)]
-    assert [ledger.add(end) for end in (*ends, ends[0])] == [True, True, False]
-    assert list(ledger.ends) == ends
-    ledger.settle(2)
-    assert list(ledger.ends) == ends[1:]
-    ledger.settle(3)
-    assert list(ledger.ends) == []
+    assert [unreported.add(end) for end in (*ends, ends[0])] == [True, True, False]
+    assert list(unreported.ends) == ends
+    unreported.settle(2)
+    assert list(unreported.ends) == ends[1:]
+    unreported.settle(3)
+    assert list(unreported.ends) == []
 
 
 def test_the_end_travels_through_a_store_as_text() -> None:
@@ -55,7 +55,7 @@ def test_the_end_travels_through_a_store_as_text() -> None:
             unreported_ends.decode(garbage)
 
 
-def test_the_next_start_keeps_every_seat() -> None:
+def test_the_next_start_keeps_every_assignment() -> None:
     order = _order(incarnation=2)
     following = unreported_ends.next_order(order, "127.0.0.1:2")
     assert (following.incarnation, following.restart_count, following.store) == (3, 2, "127.0.0.1:2")
@@ -63,17 +63,17 @@ def test_the_next_start_keeps_every_seat() -> None:
 
 
 def test_a_master_that_keeps_to_its_recovery_is_followed_at_last() -> None:
-    ledger, ours = unreported_ends.UnreportedEnds(), _order(incarnation=2)
+    unreported, ours = unreported_ends.UnreportedEnds(), _order(incarnation=2)
     older = msgspec.structs.replace(_order(incarnation=1), action=Action.TROUBLESHOOT, seq_num=9)
-    assert not ledger.overruled(older, ours, 100.0), "it may not have heard of us yet"
-    assert not ledger.overruled(older, ours, 100.0 + unreported_ends.OVERRULED_S / 2)
-    assert ledger.overruled(older, ours, 100.0 + unreported_ends.OVERRULED_S)
+    assert not unreported.overruled(older, ours, 100.0), "it may not have our reports yet"
+    assert not unreported.overruled(older, ours, 100.0 + unreported_ends.OVERRULED_S / 2)
+    assert unreported.overruled(older, ours, 100.0 + unreported_ends.OVERRULED_S)
 
 
-def test_what_a_master_said_before_we_left_or_of_training_overrules_nothing() -> None:
-    ledger, ours = unreported_ends.UnreportedEnds(), _order(incarnation=2)
+def test_what_a_master_ordered_before_we_left_or_of_training_overrules_nothing() -> None:
+    unreported, ours = unreported_ends.UnreportedEnds(), _order(incarnation=2)
     stale = msgspec.structs.replace(_order(incarnation=1), action=Action.TROUBLESHOOT)
     running = msgspec.structs.replace(_order(incarnation=1), seq_num=9)
     for now_s in (0.0, 1000.0):
-        assert not ledger.overruled(stale, ours, now_s)
-        assert not ledger.overruled(running, ours, now_s)
+        assert not unreported.overruled(stale, ours, now_s)
+        assert not unreported.overruled(running, ours, now_s)
