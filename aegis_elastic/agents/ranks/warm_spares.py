@@ -147,9 +147,8 @@ class Spares:
         self._free_memory = free
         self._names = itertools.count(1)
         self._spares: dict[int, _Spare] = {}  # by local rank
-        self._running: dict[
-            int, tuple[RankSpec, int]
-        ] = {}  # by local rank: what to make a spare of, and its pid
+        # by local rank: what to make a spare of, and the rank's pid
+        self._running: dict[int, tuple[RankSpec, int]] = {}
         self._gated: set[int] = set()  # local ranks whose command was seen at the gate
         self._generation = -1
         self._left_out: set[str] = set()

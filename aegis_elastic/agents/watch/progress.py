@@ -74,7 +74,7 @@ class ProgressWatcher:
         # Step reported and steps counted when the ranks of the last two incarnations ended.
         self._reached_last: tuple[int, int] = (-1, -1)
         self._reached_before: tuple[int, int] = (-1, -1)
-        self._thread = threading.Thread(target=self._run, name="aegis-pace", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="aegis-progress", daemon=True)
         self._thread.start()
 
     # ------------------------------------------------------------ called from the agent's loop
@@ -152,13 +152,9 @@ class ProgressWatcher:
         state = _IncarnationState()
         while True:
             with self._lock:
-                closing, ranks, new, self._ranks_changed = (
-                    self._closing,
-                    self._ranks,
-                    self._ranks_changed,
-                    False,
-                )
-            if (new or ranks is None) and views:
+                closing, ranks = self._closing, self._ranks
+                changed, self._ranks_changed = self._ranks_changed, False
+            if (changed or ranks is None) and views:
                 for view in views.values():
                     view.close()
                 views = {}
@@ -169,7 +165,7 @@ class ProgressWatcher:
             if ranks is None:
                 self._signal.wait()
             else:
-                if new:
+                if changed:
                     folder = self._folder.path
                     views = {
                         rank: RankView(rank, pid, folder / str(rank)) for rank, pid in ranks.pids.items()

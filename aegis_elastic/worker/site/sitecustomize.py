@@ -1,4 +1,4 @@
-"""Runs at the start of every Python that is a rank: removes itself, then records what exception ends it.
+"""Runs at the start of every Python that is a rank: removes itself, then records the exception that ends it.
 
 This folder stands first on a rank's PYTHONPATH (``aegis_elastic.worker.environment``). CPython's ``site``
 imports this file before main. It takes the folder out of PYTHONPATH and ``sys.path`` again, so that no other

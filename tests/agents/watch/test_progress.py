@@ -185,7 +185,7 @@ def test_nothing_is_left_when_it_is_closed_even_while_stacks_are_read() -> None:
         stage.close()
     assert time.monotonic() - began_s < 10.0
     assert not folder.exists()
-    assert not any(thread.name == "aegis-pace" for thread in threading.enumerate())
+    assert not any(thread.name == "aegis-progress" for thread in threading.enumerate())
 
 
 def test_folders_of_ended_processes_are_removed_and_others_are_not(
