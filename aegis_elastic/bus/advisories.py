@@ -1,7 +1,7 @@
-"""What the server itself tells of its clients: who came, who went, and why.
+"""The server's advisories on its clients: who connected, who disconnected, and why.
 
-The kernel closes a killed process's sockets, so the server knows of an agent's death within a moment, long
-before any heartbeat is overdue. Only the system account hears these messages (`credentials.system_jwt`).
+The kernel closes a killed process's sockets, so the server notices an agent's death at once, long before any
+heartbeat is overdue. Only the system account may subscribe to these messages (`credentials.system_jwt`).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DISCONNECTS = "$SYS.ACCOUNT.*.DISCONNECT"
 
 @dataclass(frozen=True)
 class Connect:
-    """A client has connected. `name` is what it calls itself: the worker's uid."""
+    """A client has connected. `name` is the one that it gave: the worker's uid."""
 
     user_public_key: str
     name: str
@@ -26,10 +26,10 @@ class Connect:
 class Disconnect:
     """A client's connection is gone.
 
-    `reason` is the server's word: "Client Closed" or "Read Error" when the peer's end was closed (by itself,
+    `reason` is the server's text: "Client Closed" or "Read Error" when the peer's end was closed (by itself,
     or by the kernel when its process died; the second if it left something unread), "Stale Connection" when
     it stopped answering, "Authentication Expired", "Credentials Revoked", "Server Shutdown" and so on. A
-    client that reconnects or renews has another `client_id`, so an old connection's end does not speak of the
+    client that reconnects or renews has another `client_id`, so an old connection's end says nothing of the
     new one.
     """
 
@@ -40,9 +40,7 @@ class Disconnect:
 
     @property
     def closed_by_peer(self) -> bool:
-        """Whether the peer's end was closed, as it is when its process ends; silence and our own doing are
-        not.
-        """
+        """Whether the peer's end was closed, as when its process ends, and not by us or for silence."""
         return self.reason in _PEER_CLOSED
 
 

@@ -1,9 +1,9 @@
 """A connection to the bus that outlives servers, networks and JWTs.
 
-The bus is at-most-once and state on it is level-triggered: a message says how things are, the newest one
-replaces those before it. So the connection promises no more than this: the *newest* message of each subject
-reaches the server, however often the connection broke meanwhile, perhaps twice; subscriptions are in force
-whenever it is connected.
+The bus is at-most-once and state on it is level-triggered: a message has the whole state, the newest one
+replaces those before it. So the connection guarantees only this: the *newest* message of each subject reaches
+the server, however often the connection broke meanwhile, perhaps twice; subscriptions are in force whenever
+it is connected.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client as NatsClient
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from aegis_elastic.bus import subjects, tls
-from aegis_elastic.bus.client import PING_INTERVAL_S, Link, retry_s
+from aegis_elastic.bus.client import PING_INTERVAL_S, BusClient, retry_s
 from aegis_elastic.bus.credentials import Credentials
 from aegis_elastic.bus.errors import BusClosed, BusError, BusRefused, BusUnavailable, BusUsage
 from aegis_elastic.bus.outbox import Outbox
@@ -42,7 +42,7 @@ class BusConnection:
 
     The callbacks are plain functions, called in the event loop: `on_disconnect(reason)`, `on_reconnect()`,
     `on_violation(text)` when the server refuses a subject to us, and `on_refused(text)` when it refuses the
-    credentials themselves on a reconnect: tries go on, but only `renew` with a good JWT will end them.
+    credentials themselves on a reconnect: attempts go on, but only `renew` with a good JWT will end them.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class BusConnection:
         self._on_disconnect, self._on_reconnect = on_disconnect, on_reconnect
         self._on_violation, self._on_refused = on_violation, on_refused
         self._subscriptions: dict[Subscription, None] = {}
-        self._attached: dict[Link, dict[Subscription, NatsSubscription]] = {}
+        self._attached: dict[BusClient, dict[Subscription, NatsSubscription]] = {}
         self._listeners: list[Callable[[], None]] = []
         self._outbox = Outbox()
-        self._link: Link | None = None
+        self._client: BusClient | None = None
         self._connected = asyncio.Event()
-        self._switch = asyncio.Lock()
-        self._wake = asyncio.Event()
+        self._switching = asyncio.Lock()
+        self._retry_now = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._supervisor: asyncio.Task[None] | None = None
-        self._attention = asyncio.Event()
-        # Clear while a renewal changes links: publishers wait, so that nothing overtakes what went before.
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._client_lost = asyncio.Event()
+        # Clear while a renewal changes clients: publishers wait, so that no message overtakes an earlier one.
+        self._publishing = asyncio.Event()
+        self._publishing.set()
         self._closed = False
 
     @classmethod
@@ -92,8 +92,8 @@ class BusConnection:
         on_refused: Callable[[str], None] = _ignore,
         timeout_s: float = 10.0,
     ) -> "BusConnection":
-        """Connect for the first time, trying for `timeout_s`; `name` is the worker's uid, which the server
-        tells.
+        """Connect for the first time, trying for `timeout_s`; `name` is the worker's uid, which advisories
+        show.
 
         With `ca_pem` the connection is TLS and trusts that certificate only. Raises BusRefused at once when
         the server refuses the credentials, BusUnavailable when none of `urls` can be reached in time.
@@ -113,48 +113,50 @@ class BusConnection:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a link at this moment, as far as we know (a hung server is noticed after 3 s)."""
-        return self._link is not None and not self._link.lost.done()
+        """Whether it is connected now, as far as we know (a hung server is noticed after 3 s)."""
+        return self._client is not None and not self._client.lost.done()
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return when connected; BusUnavailable after `timeout_s`, BusClosed after `close`."""
-        await self._wait_link(timeout_s)
+        await self._wait_client(timeout_s)
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Send `data`, now or at the reconnect; never raises for a broken connection.
 
-        While disconnected only the newest message of each subject is kept, and what was sent in the last
-        moments before a loss is sent again: for state, which the newest message tells in full, not for
-        streams of facts. BusUsage for a malformed subject or too large a message, BusClosed after `close`.
+        While disconnected only the newest message of each subject is kept, and what was sent just before a
+        loss is sent again. So it is for state, which the newest message has in full, not for streams of
+        events. BusUsage for a malformed subject or too large a message, BusClosed after `close`.
         """
         self._check(subject, data)
-        await self._flowing.wait()
-        link = self._link
-        if link is None or link.lost.done():
+        await self._publishing.wait()
+        client = self._client
+        if client is None or client.lost.done():
             self._outbox.put(subject, data)
             return
         self._outbox.sent(subject, data)
         try:
-            await link.client.publish(subject, data)
+            await client.nats.publish(subject, data)
         except (nats.errors.Error, OSError) as error:
-            link.lose(str(error) or type(error).__name__)  # the outbox has it
+            client.lose(str(error) or type(error).__name__)  # the outbox has it
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> Message:
-        """Publish and return the first answer. BusUnavailable if none comes in time, or the link breaks."""
+        """Publish and return the first answer. BusUnavailable if none comes in time, or the connection
+        breaks.
+        """
         self._check(subject, data)
         try:
             answer = await self.call(
-                lambda client: client.request(subject, data, timeout=timeout_s), timeout_s
+                lambda nats_client: nats_client.request(subject, data, timeout=timeout_s), timeout_s
             )
         except nats.errors.NoRespondersError:
             raise BusUnavailable(f"cannot get an answer on {subject}: nobody listens there") from None
         return Message(answer.subject, answer.data, answer.reply)
 
     async def respond(self, message: Message, data: bytes) -> bool:
-        """Answer a request; False if it asks for none, or for one anywhere but in a user's inbox.
+        """Answer a request; False if it has no reply subject, or one that is no user's inbox.
 
-        Whoever sends a message chooses the reply subject: without the look at it, a worker could have the
-        master publish to another job.
+        The sender chooses the reply subject: without this check a worker could make the master publish to
+        another job.
         """
         if not subjects.is_inbox(message.reply):
             if message.reply:
@@ -164,37 +166,38 @@ class BusConnection:
         return True
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
-        """Hear `subject` (wildcards allowed) from now on, over every reconnect.
+        """Receive `subject` (wildcards allowed) from now on, over every reconnect.
 
-        When connected, the server knows of it on return; a subject that we may not hear shows in
+        When connected, the server knows of it on return; a subject that is not allowed to us shows in
         `on_violation`.
         """
         if self._closed:
             raise BusClosed(f"cannot subscribe to {subject}: the connection is closed")
-        subscription = Subscription(subject, callback, self._forget)
+        subscription = Subscription(subject, callback, self._detach)
         self._subscriptions[subscription] = None
-        link = self._link
-        if link is not None:
+        client = self._client
+        if client is not None:
             try:
-                await self._attach(link, subscription)
-                await link.ping()
+                await self._attach(client, subscription)
+                await client.ping()
             except (BusUnavailable, nats.errors.Error, OSError) as error:
                 logger.debug("subscription to %s waits for the reconnect: %r", subject, error)
         return subscription
 
-    async def call(self, do: Callable[[Client], Awaitable[T]], timeout_s: float) -> T:
-        """Return what `do` does with nats-py's client, waiting for a link first if there is none.
+    async def call(self, operation: Callable[[NatsClient], Awaitable[T]], timeout_s: float) -> T:
+        """Return the result of `operation` on nats-py's client, after waiting for a connection if there is
+        none.
 
-        For JetStream, which needs the client itself. BusUnavailable when the time is over or the link breaks
-        before an answer: whether the server did what was asked is then unknown. nats-py's other errors pass.
+        For JetStream, which needs that client. BusUnavailable on a timeout or if the connection breaks before
+        an answer: whether the server has done it is then unknown. nats-py's other errors pass.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        link = await self._wait_link(timeout_s)
-        with link as client:
-            task: asyncio.Future[T] = asyncio.ensure_future(do(client))
+        client = await self._wait_client(timeout_s)
+        with client as nats_client:
+            task: asyncio.Future[T] = asyncio.ensure_future(operation(nats_client))
             try:
                 left = deadline - asyncio.get_running_loop().time()
-                either: set[asyncio.Future[Any]] = {task, link.lost}
+                either: set[asyncio.Future[Any]] = {task, client.lost}
                 await asyncio.wait(either, timeout=left, return_when="FIRST_COMPLETED")
                 if task.done():
                     return task.result()
@@ -202,28 +205,31 @@ class BusConnection:
                 raise BusUnavailable(f"cannot get an answer from the bus: {error}") from error
             finally:
                 task.cancel()
-        why = link.lost.result() if link.lost.done() else f"no answer in {timeout_s} s"
+        why = client.lost.result() if client.lost.done() else f"no answer in {timeout_s} s"
         raise BusUnavailable(f"cannot get an answer from the bus: {why}")
 
-    def on_new_link(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever nats-py's client is a new one (reconnect, renewal); returns the undo."""
+    def on_new_client(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever nats-py's client is a new one (reconnect, renewal); returns how to stop
+        that.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     async def renew(self, jwt: str) -> None:
-        """Go over to a newer JWT, losing nothing: the next link stands before the old one is let go.
+        """Change to a newer JWT without losing messages: the next client is connected before the old one
+        closes.
 
-        A message that arrives in between may come twice. While disconnected the JWT is just kept for the next
-        try. BusRefused if the server does not take it: the old one stays. BusUnavailable: kept for the next
+        A message that arrives in between may come twice. While disconnected the JWT is kept for the next
+        attempt. BusRefused if the server refuses it: the old one stays. BusUnavailable: kept for the next
         reconnect.
         """
         if self._closed:
             raise BusClosed("cannot renew a JWT: the connection is closed")
-        async with self._switch:
+        async with self._switching:
             before, self._credentials = self._credentials, self._credentials.renewed(jwt)
-            old = self._link
+            old = self._client
             if old is None:
-                self._wake.set()
+                self._retry_now.set()
                 return
             try:
                 await self._establish()
@@ -233,25 +239,25 @@ class BusConnection:
         self._spawn(self._retire(old), "bus retire")
 
     def move(self, urls: Sequence[str]) -> None:
-        """The servers are elsewhere from now on; `renew` or the next reconnect goes there."""
+        """Use these servers from now on, by `renew` or at the next reconnect."""
         self._urls = list(urls)
 
     async def close(self) -> None:
-        """Send what is to be sent, hand on what has arrived (2 s at most), and end every task."""
+        """Send pending messages, deliver what has arrived (2 s at most), and end every task."""
         if self._closed:
             return
         self._closed = True
-        self._connected.set()  # wakes those who wait for a link, to hear that there will be none
+        self._connected.set()  # wakes those that wait for a connection: they raise
         if self._supervisor is not None:
-            # nats-py swallows a cancellation that reaches it in a flush, so the loops look at `_closed` too.
-            self._attention.set()
-            self._wake.set()
+            # nats-py swallows a cancellation that reaches it in a flush, so the loops check `_closed`, too.
+            self._client_lost.set()
+            self._retry_now.set()
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
-        link, self._link = self._link, None
-        if link is not None:
-            await link.retire(CLOSE_TIMEOUT_S)
-            self._attached.pop(link, None)
+        client, self._client = self._client, None
+        if client is not None:
+            await client.retire(CLOSE_TIMEOUT_S)
+            self._attached.pop(client, None)
         for subscription in self._subscriptions:
             await subscription.stop(CLOSE_TIMEOUT_S)
         self._subscriptions.clear()
@@ -275,57 +281,57 @@ class BusConnection:
 
     async def _supervise(self) -> None:
         while not self._closed:
-            await self._attention.wait()
-            self._attention.clear()
-            link = self._link
-            if link is not None and link.lost.done():  # else it was one that a renewal has replaced
-                self._let_go(link)
+            await self._client_lost.wait()
+            self._client_lost.clear()
+            client = self._client
+            if client is not None and client.lost.done():  # else a renewal has replaced it
+                self._drop_lost(client)
                 await self._reopen()
 
-    def _let_go(self, link: Link) -> None:
-        self._link = None
+    def _drop_lost(self, client: BusClient) -> None:
+        self._client = None
         self._connected.clear()
         self._outbox.lost()
-        self._attached.pop(link, None)
-        self._spawn(link.discard(), "bus discard")
-        logger.info("bus connection lost: %s", link.lost.result())
-        self._tell(self._on_disconnect, link.lost.result())
+        self._attached.pop(client, None)
+        self._spawn(client.discard(), "bus discard")
+        logger.info("bus connection lost: %s", client.lost.result())
+        self._notify(self._on_disconnect, client.lost.result())
 
     async def _reopen(self) -> None:
-        """Try for ever: at once, then after 0.1 s growing to 2 s, with jitter; a renewal cuts the wait."""
+        """Try for ever: at once, then after 0.1 s growing to 2 s, with jitter; a renewal ends the wait."""
         attempt, refused = 0, ""
-        while self._link is None and not self._closed:
+        while self._client is None and not self._closed:
             try:
-                async with self._switch:
-                    if self._link is None:  # a renewal may have been quicker
+                async with self._switching:
+                    if self._client is None:  # a renewal may have been quicker
                         await self._establish()
             except BusRefused as error:
                 if str(error) != refused:
                     refused = str(error)
-                    self._tell(self._on_refused, refused)
+                    self._notify(self._on_refused, refused)
             except BusUnavailable as error:
                 logger.debug("bus reconnect: %s", error)
             else:
                 break
             try:
-                await asyncio.wait_for(self._wake.wait(), retry_s(attempt))
-                self._wake.clear()
+                await asyncio.wait_for(self._retry_now.wait(), retry_s(attempt))
+                self._retry_now.clear()
             except asyncio.TimeoutError:
                 attempt += 1
         if not self._closed:
-            self._tell(self._on_reconnect)
+            self._notify(self._on_reconnect)
 
     async def _establish(self) -> None:
-        """Open a link to any of the servers, with all subscriptions and unsent messages, and make it ours."""
+        """Open a client to any of the servers, with all subscriptions and unsent messages, and use it."""
         problem: BusError | None = None
         for url in random.sample(self._urls, len(self._urls)):
             try:
-                link = await Link.open(
+                client = await BusClient.open(
                     url,
                     self._credentials,
                     context=self._context,
                     name=self._name,
-                    on_violation=lambda text: self._tell(self._on_violation, text),
+                    on_violation=lambda text: self._notify(self._on_violation, text),
                     timeout_s=ATTEMPT_TIMEOUT_S,
                 )
                 break
@@ -337,87 +343,91 @@ class BusConnection:
             assert problem is not None
             raise problem
         try:
-            await self._furnish(link)
+            await self._prepare(client)
         except (BusUnavailable, nats.errors.Error, OSError) as error:
-            self._attached.pop(link, None)
-            await link.discard()
-            if self._link is None:
+            self._attached.pop(client, None)
+            await client.discard()
+            if self._client is None:
                 self._outbox.lost()
             raise BusUnavailable(f"cannot use the new connection: {error}") from error
         finally:
-            self._flowing.set()
-        self._link = link
-        link.lost.add_done_callback(lambda _: self._attention.set())
+            self._publishing.set()
+        self._client = client
+        client.lost.add_done_callback(lambda _: self._client_lost.set())
         self._connected.set()
-        self._spawn(self._keep_alive(link), "bus pings")
+        self._spawn(self._keep_alive(client), "bus pings")
         for listener in tuple(self._listeners):
-            self._tell(listener)
+            self._notify(listener)
 
-    async def _furnish(self, link: Link) -> None:
-        """Subscribe to all that is wished for, then send all that waits; on return the link can take over."""
-        self._attached[link] = {}
+    async def _prepare(self, client: BusClient) -> None:
+        """Make all subscriptions, then send all pending messages; on return the client can take over."""
+        self._attached[client] = {}
         while True:
-            for wish in [*self._subscriptions]:
-                await self._attach(link, wish)
-            await link.ping()
-            if self._link is not None and self._flowing.is_set():
-                self._flowing.clear()
-                await self._settle(self._link)
-            while (waiting := self._outbox.take()) is not None:
-                self._outbox.sent(*waiting)
-                await link.client.publish(*waiting)
+            for subscription in [*self._subscriptions]:
+                await self._attach(client, subscription)
+            await client.ping()
+            if self._client is not None and self._publishing.is_set():
+                self._publishing.clear()
+                await self._flush_replaced(self._client)
+            while (pending := self._outbox.take()) is not None:
+                self._outbox.sent(*pending)
+                await client.nats.publish(*pending)
             if self._closed:
                 raise BusUnavailable("closed meanwhile")
-            # No await between this look and the caller's switch: nothing can slip between.
-            if all(wish in self._attached[link] for wish in self._subscriptions):
+            # No await between this check and the caller's switch, so no subscription is missed.
+            if all(subscription in self._attached[client] for subscription in self._subscriptions):
                 return
 
-    async def _settle(self, link: Link) -> None:
-        """Wait until the server has what was published on the link that is about to be replaced."""
+    async def _flush_replaced(self, client: BusClient) -> None:
+        """Wait until the server has all that was published by the client that is to be replaced."""
         self._outbox.mark()
         try:
-            await link.ping()
+            await client.ping()
             self._outbox.confirm()
         except BusUnavailable:
             self._outbox.lost()
 
-    async def _attach(self, link: Link, wish: Subscription) -> None:
-        attached = self._attached.get(link)
-        if attached is not None and wish not in attached:
-            attached[wish] = await link.client.subscribe(wish.subject, cb=wish.deliver)
+    async def _attach(self, client: BusClient, subscription: Subscription) -> None:
+        attached = self._attached.get(client)
+        if attached is not None and subscription not in attached:
+            attached[subscription] = await client.nats.subscribe(
+                subscription.subject, cb=subscription.deliver
+            )
 
-    async def _forget(self, wish: Subscription) -> None:
-        self._subscriptions.pop(wish, None)
-        for link, attached in self._attached.items():
-            subscription = attached.pop(wish, None)
-            if subscription is not None and not link.lost.done():
+    async def _detach(self, subscription: Subscription) -> None:
+        self._subscriptions.pop(subscription, None)
+        for client, attached in self._attached.items():
+            attachment = attached.pop(subscription, None)
+            if attachment is not None and not client.lost.done():
                 try:
-                    await subscription.unsubscribe()
-                except nats.errors.Error as error:  # the link broke just now: it is gone with it
-                    logger.debug("unsubscribe from %s: %r", wish.subject, error)
+                    await attachment.unsubscribe()
+                except nats.errors.Error as error:  # the connection has just broken
+                    logger.debug("unsubscribe from %s: %r", subscription.subject, error)
 
-    async def _keep_alive(self, link: Link) -> None:
-        """Ping until the link is lost: a hung server closes nothing. An answer confirms what went before."""
+    async def _keep_alive(self, client: BusClient) -> None:
+        """Ping until the client is lost: a hung server closes nothing. An answer confirms what was sent
+        before.
+        """
         while True:
-            if self._link is link:
+            if self._client is client:
                 self._outbox.mark()
             try:
-                await link.ping()
+                await client.ping()
             except BusUnavailable:
                 return
-            if self._link is link:
+            if self._client is client:
                 self._outbox.confirm()
-            await asyncio.wait({link.lost}, timeout=PING_INTERVAL_S)
+            await asyncio.wait({client.lost}, timeout=PING_INTERVAL_S)
 
-    async def _retire(self, link: Link) -> None:
-        await link.retire(RETIRE_TIMEOUT_S)
-        self._attached.pop(link, None)
+    async def _retire(self, client: BusClient) -> None:
+        await client.retire(RETIRE_TIMEOUT_S)
+        self._attached.pop(client, None)
 
-    async def _wait_link(self, timeout_s: float) -> Link:
+    async def _wait_client(self, timeout_s: float) -> BusClient:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not self._closed:
-            if self._link is not None:
-                return self._link
+            if self._client is not None:
+                return self._client
             left = deadline - asyncio.get_running_loop().time()
             try:
                 await asyncio.wait_for(self._connected.wait(), left)
@@ -437,7 +447,7 @@ class BusConnection:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _tell(self, callback: Callable[..., None], *arguments: str) -> None:
+    def _notify(self, callback: Callable[..., None], *arguments: str) -> None:
         try:
             callback(*arguments)
         except Exception:

@@ -1,9 +1,9 @@
-"""NKeys and JWTs: who may speak on the bus, as whom, and for how long.
+"""NKeys and JWTs: who may use the bus, as whom, and for how long.
 
 The trust is a chain: the operator key signs the accounts, the account key signs the users, and the server is
-given the operator's JWT only. A user proves itself by signing the server's nonce with its own NKey, so what a
-worker sends at first contact is a public key, and its JWT is worthless to anybody else. Nothing in Python
-mints these JWTs, so the few lines that do stand here (format: JWT v2 with the algorithm `ed25519-nkey`).
+given the operator's JWT only. A user authenticates by signing the server's nonce with its own NKey, so a
+worker sends only a public key at first contact, and its JWT is worthless to anybody else. No Python package
+issues these JWTs, so it is done here (format: JWT v2 with the algorithm `ed25519-nkey`).
 """
 
 import base64
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 class NotThisWorker(Exception):
-    """What was said was not signed by the worker that it names; the text says what is wrong."""
+    """A message was not signed by the worker that it names; the text says what is wrong."""
 
 
 class CredentialsUnreadable(BusError):
@@ -43,7 +43,7 @@ class CredentialsUnreadable(BusError):
 
 
 class NKey:
-    """An ed25519 key pair in NATS's form. The private half stays inside: no attribute, no repr, no pickle."""
+    """An ed25519 key pair in NATS's form. The private half is in no attribute, repr or pickle."""
 
     __slots__ = ("_pair", "public")
 
@@ -76,7 +76,7 @@ class NKey:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a connection proves itself with: a user's key and the JWT that was made out to it."""
+    """What a connection authenticates with: a user's key and the JWT issued to it."""
 
     key: NKey
     jwt: str = field(repr=False)
@@ -99,10 +99,10 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 class PlaneKeys:
     """The keys of a control plane: operator, the account of all jobs, the server's own system account.
 
-    They are made once and kept in the plane's directory, so that a restarted or re-adopted plane goes on
-    accepting the JWTs it gave out. The operator's JWT is kept as text, because the server refuses a reload
-    with another one. `revocations` maps a user's public key to the wall second up to which JWTs issued to it
-    are void.
+    They are made once and kept in the plane's directory, so that a restarted or re-adopted plane still
+    accepts the JWTs that it has issued. The operator's JWT is kept as text, because the server refuses a
+    reload with another one. `revocations` maps a user's public key to the wall second up to which JWTs issued
+    to it are void.
     """
 
     operator: NKey
@@ -145,21 +145,21 @@ class PlaneKeys:
                 f"cannot use the keys in {path}: mode {mode & 0o777:04o}, want 0600 (others can read it)"
             )
         try:
-            kept = msgspec.json.decode(raw, type=_KeyFile)
-            seeds = (kept.operator_seed, kept.account_seed, kept.system_seed)
+            stored = msgspec.json.decode(raw, type=_KeyFile)
+            seeds = (stored.operator_seed, stored.account_seed, stored.system_seed)
             operator, account, system = (NKey(seed.encode()) for seed in seeds)
         except (msgspec.MsgspecError, ValueError):
-            # Neither the content nor the decoder's words about it: both can hold a seed.
+            # Neither the content nor the decoder's message: both can contain a seed.
             raise CredentialsUnreadable(f"cannot use the plane's keys in {path}: damaged") from None
-        if kept.format != _FORMAT:
+        if stored.format != _FORMAT:
             raise CredentialsUnreadable(
-                f"cannot use the plane's keys in {path}: format {kept.format}, not {_FORMAT}"
+                f"cannot use the plane's keys in {path}: format {stored.format}, not {_FORMAT}"
             )
-        return cls(operator, account, system, kept.operator_jwt, kept.revocations)
+        return cls(operator, account, system, stored.operator_jwt, stored.revocations)
 
     def save(self, path: Path) -> None:
         """Write the keys to `path` with mode 0600, whole or not at all; OSError as the file system says."""
-        kept = _KeyFile(
+        stored = _KeyFile(
             format=_FORMAT,
             operator_seed=self.operator._seed(),
             account_seed=self.account._seed(),
@@ -167,7 +167,7 @@ class PlaneKeys:
             operator_jwt=self.operator_jwt,
             revocations=dict(self.revocations),
         )
-        write_private(path, msgspec.json.encode(kept))
+        write_private(path, msgspec.json.encode(stored))
 
     def revoking(self, user_public_key: str, until_s: int | None = None) -> "PlaneKeys":
         """Return keys that void each JWT issued to that user up to `until_s` (wall; default now)."""
@@ -195,34 +195,35 @@ class PlaneKeys:
 def worker_jwt(
     keys: PlaneKeys, user_public_key: str, *, ns: str, job: str, worker: str, expires_s: float
 ) -> str:
-    """Return a JWT with which a worker hears its job's orders and its own inbox, and reports as itself; no
-    more.
+    """Return a JWT that allows a worker its job's orders, its own inbox and its own reports, and no more.
 
     `expires_s` counts from now. ValueError if `user_public_key` is not the public half of a user's NKey.
     """
-    hears = [
+    subscribes = [
         subjects.order_all(ns, job),
         subjects.order(ns, job, worker),
         subjects.inbox(user_public_key) + ".>",
     ]
-    return _user(keys.account, user_public_key, worker, expires_s, hears, [subjects.report(ns, job, worker)])
+    return _user(
+        keys.account, user_public_key, worker, expires_s, subscribes, [subjects.report(ns, job, worker)]
+    )
 
 
 def check_worker(
     keys: PlaneKeys, jwt: str, signature: bytes, signed: bytes, *, ns: str, job: str, worker: str
 ) -> None:
     """Raise NotThisWorker unless `signature` over `signed` was made with the key that this JWT of ours was
-    given out to, for that very worker, and the JWT still counts.
+    issued to, for that worker, and the JWT is still valid.
     """
     try:
-        body, mark = jwt.rsplit(".", 1)
-        _verify(keys.account.public, body.encode(), _unb64(mark))
+        body, encoded_signature = jwt.rsplit(".", 1)
+        _verify(keys.account.public, body.encode(), _unb64(encoded_signature))
         claims = json.loads(_unb64(body.split(".")[1]))
         public, issued_s, until_s = str(claims["sub"]), int(claims["iat"]), float(claims["exp"])
-        says = claims["nats"].get("pub", {}).get("allow", [])
+        publishes = claims["nats"].get("pub", {}).get("allow", [])
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, InvalidSignature):
         raise NotThisWorker("the JWT is none of this control plane") from None
-    if says != [subjects.report(ns, job, worker)]:
+    if publishes != [subjects.report(ns, job, worker)]:
         raise NotThisWorker(f"the JWT is not that of {worker!r} in this job")
     if time.time() >= until_s or issued_s <= keys.revocations.get(public, -1):
         raise NotThisWorker("the JWT has run out, or was revoked")
@@ -249,7 +250,7 @@ def system_jwt(keys: PlaneKeys, user_public_key: str, *, expires_s: float) -> st
 
 
 def expires_at_s(jwt: str) -> float | None:
-    """Return the wall second at which a JWT expires, None if never. The signature is not looked at."""
+    """Return the wall second at which a JWT expires, None if never. The signature is not checked."""
     try:
         claims = json.loads(_unb64(jwt.split(".")[1]))
         expiry = claims.get("exp")
@@ -259,36 +260,39 @@ def expires_at_s(jwt: str) -> float | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file with mode 0600 by an atomic rename, so that no reader ever sees half of it or a wider
-    mode.
-    """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    """Write a file with mode 0600 by an atomic rename: no reader ever sees a part of it or a wider mode."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
-        os.fchmod(descriptor, 0o600)  # a leftover of that name keeps its own mode
+        os.fchmod(descriptor, 0o600)  # a leftover file of that name keeps its own mode
         with open(descriptor, "wb", closefd=False) as file:
             file.write(content)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(fresh, path)
+    os.replace(temporary, path)
 
 
 def _user(
-    account: NKey, public: str, name: str, expires_s: float, hears: Sequence[str], says: Sequence[str]
+    account: NKey,
+    public: str,
+    name: str,
+    expires_s: float,
+    subscribes: Sequence[str],
+    publishes: Sequence[str],
 ) -> str:
-    subjects.inbox(public)  # rejects what is not a user's public key
+    subjects.inbox(public)  # raises for what is not a user's public key
     if not expires_s > 0:
         raise ValueError(
             f"cannot make a JWT that expires in {expires_s} s: want a positive number of seconds"
         )
     claims: dict[str, Any] = {"type": "user", "version": 2}
     claims |= dict.fromkeys(("subs", "data", "payload"), _UNLIMITED)
-    if hears:
-        claims["sub"] = {"allow": list(hears)}
-    if says:
-        claims["pub"] = {"allow": list(says)}
-    # Rounded up: a JWT of a fraction of a second would be born expired.
+    if subscribes:
+        claims["sub"] = {"allow": list(subscribes)}
+    if publishes:
+        claims["pub"] = {"allow": list(publishes)}
+    # Rounded up: a JWT for a fraction of a second would have expired at once.
     return _sign(account, public, name, claims, -int(-(time.time() + expires_s) // 1))
 
 

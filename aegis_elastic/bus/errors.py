@@ -1,4 +1,4 @@
-"""What can go wrong on the bus, split by whose fault it is."""
+"""The errors of the bus, split by whose fault they are."""
 
 
 class BusError(Exception):
@@ -6,14 +6,13 @@ class BusError(Exception):
 
 
 class BusUnavailable(BusError):
-    """The machine's fault: no server there, it went away, or it did not answer in time. Trying later can
-    help.
-    """
+    """The machine's fault: no server, a lost one, or no answer in time. A later attempt can succeed."""
 
 
 class BusRefused(BusError):
-    """The credentials' fault: forged, expired, revoked, or a server that isn't the pinned one. Trying the
-    same credentials again doesn't help."""
+    """The credentials' fault: forged, expired, revoked, or a server that isn't the pinned one. Another
+    attempt with the same credentials fails, too.
+    """
 
 
 class BusClosed(BusError):

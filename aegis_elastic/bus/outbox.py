@@ -1,6 +1,6 @@
-"""The newest message of each subject that the server is not known to have: a reconnect sends it again."""
+"""The newest unconfirmed message of each subject, to be sent again after a reconnect."""
 
-# A master of 16,000 workers has one order subject each; four times that is not a state that anybody repeats.
+# A master of 16,000 workers has one order subject for each; nobody repeats the state of four times as many.
 SUBJECTS_MAX = 65_536
 
 
@@ -22,21 +22,23 @@ class Outbox:
         return len(self._unsent) + len(self._sent) + len(self._marked)
 
     def put(self, subject: str, data: bytes) -> None:
-        """Keep a message that could not be sent, in place of an older one; over the limit the oldest goes."""
+        """Keep a message that could not be sent, in place of an older one; over the limit the oldest is
+        dropped.
+        """
         self._sent.pop(subject, None)
         self._marked.pop(subject, None)
-        self._renew(self._unsent, subject, data)
+        self._store(self._unsent, subject, data)
 
     def sent(self, subject: str, data: bytes) -> None:
         """Keep a message that was written to the socket but may have been lost with it."""
         self._unsent.pop(subject, None)
         self._marked.pop(subject, None)
-        self._renew(self._sent, subject, data)
+        self._store(self._sent, subject, data)
 
     def mark(self) -> None:
-        """A ping goes out now: what was sent so far is confirmed by its answer."""
+        """A ping is sent now: its answer will confirm what was sent so far."""
         for subject, data in self._sent.items():
-            self._renew(self._marked, subject, data)
+            self._store(self._marked, subject, data)
         self._sent = {}
 
     def confirm(self) -> None:
@@ -44,12 +46,12 @@ class Outbox:
         self._marked = {}
 
     def lost(self) -> None:
-        """The connection is gone: all that is not confirmed is to be sent again."""
-        again: dict[str, bytes] = {}
+        """The connection is gone: all that is unconfirmed must be sent again."""
+        unsent: dict[str, bytes] = {}
         for part in (self._marked, self._sent, self._unsent):
             for subject, data in part.items():
-                self._renew(again, subject, data)
-        self._unsent, self._sent, self._marked = again, {}, {}
+                self._store(unsent, subject, data)
+        self._unsent, self._sent, self._marked = unsent, {}, {}
 
     def take(self) -> tuple[str, bytes] | None:
         """Remove and return the message that waits longest, or None; the caller reports it `sent`."""
@@ -57,8 +59,8 @@ class Outbox:
             return subject, self._unsent.pop(subject)
         return None
 
-    def _renew(self, kept: dict[str, bytes], subject: str, data: bytes) -> None:
-        kept.pop(subject, None)  # a newer message takes a newer place in the order
+    def _store(self, kept: dict[str, bytes], subject: str, data: bytes) -> None:
+        kept.pop(subject, None)  # a newer message goes to the end
         if len(kept) >= SUBJECTS_MAX:
             del kept[next(iter(kept))]
             self.dropped += 1

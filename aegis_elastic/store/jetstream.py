@@ -66,7 +66,7 @@ class Bus(Protocol):
     async def call(self, do: Callable[[Client], Awaitable[T]], timeout_s: float) -> T:
         """Return what `do` does with nats-py's client."""
 
-    def on_new_link(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def on_new_client(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever the client is another one; returns the undo."""
 
 
@@ -246,7 +246,7 @@ class JetStreamStore(StoreBase):
     async def _follow(self, prefix: str, sink: Feed) -> None:
         """Feed a watch for ever: open it on this connection, and again on each that follows."""
         new_link = asyncio.Event()
-        forget = self._bus.on_new_link(new_link.set)
+        forget = self._bus.on_new_client(new_link.set)
         try:
             while True:
                 new_link.clear()

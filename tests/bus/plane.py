@@ -1,4 +1,4 @@
-"""A plane to test against: keys, a real server, and people with credentials."""
+"""A plane to test against: keys, a real server, and connections with credentials."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -34,9 +34,11 @@ class Plane:
         key = NKey.generate()
         return Credentials(key, system_jwt(self.keys, key.public, expires_s=600))
 
-    async def connect(self, who: Credentials, name: str = "", **options: Any) -> BusConnection:
+    async def connect(self, credentials: Credentials, name: str = "", **options: Any) -> BusConnection:
         options.setdefault("ca_pem", self.pem)
-        bus = await BusConnection.connect([self.server.url], who, name=name or who.key.public, **options)
+        bus = await BusConnection.connect(
+            [self.server.url], credentials, name=name or credentials.key.public, **options
+        )
         self._open.append(bus)
         return bus
 

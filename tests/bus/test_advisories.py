@@ -95,12 +95,12 @@ def test_a_worker_can_not_listen_in_on_who_comes_and_goes(with_plane: PlaneTest)
         await worker.subscribe(advisories.DISCONNECTS, lambda message: None)
         assert "$sys.account" in violations[0]
         master = await plane.connect(plane.master())
-        heard: list[str] = []
-        await master.subscribe("$SYS.>", lambda message: heard.append(message.subject))
+        received: list[str] = []
+        await master.subscribe("$SYS.>", lambda message: received.append(message.subject))
         other = await plane.connect(plane.worker("w2"))
         await other.close()
-        await master._link.ping()  # type: ignore[union-attr]
-        assert heard == []
+        await master._client.ping()  # type: ignore[union-attr]
+        assert received == []
 
     with_plane(scenario)
 

@@ -17,23 +17,23 @@ from tests.bus.plane import Plane, PlaneTest
 ORDERS, REPORT = subjects.order_all("team", "a"), subjects.report("team", "a", "w")
 
 
-class Ear:
-    """Counts how often each text was heard, and waits for one."""
+class Receiver:
+    """Collects the texts of the messages that it receives, and waits for one."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
-        self._news = asyncio.Condition()
+        self.received: list[str] = []
+        self._arrived = asyncio.Condition()
 
     async def __call__(self, message: Message) -> None:
-        async with self._news:
-            self.heard.append(message.data.decode())
-            self._news.notify_all()
+        async with self._arrived:
+            self.received.append(message.data.decode())
+            self._arrived.notify_all()
 
-    async def wait_heard(self, text: str, timeout_s: float = 15) -> None:
-        async with self._news:
-            await asyncio.wait_for(self._news.wait_for(lambda: text in self.heard), timeout_s)
+    async def wait_received(self, text: str, timeout_s: float = 15) -> None:
+        async with self._arrived:
+            await asyncio.wait_for(self._arrived.wait_for(lambda: text in self.received), timeout_s)
 
-    async def on(self, bus: BusConnection, subject: str) -> "Ear":
+    async def on(self, bus: BusConnection, subject: str) -> "Receiver":
         await bus.subscribe(subject, self.__call__)
         return self
 
@@ -47,8 +47,8 @@ def test_subscriptions_work_again_after_the_server_was_killed(with_plane: PlaneT
             on_reconnect=lambda: events.put_nowait("up"),
         )
         master = await plane.connect(plane.master())
-        orders = await Ear().on(worker, ORDERS)
-        reports = await Ear().on(master, REPORT)
+        orders = await Receiver().on(worker, ORDERS)
+        reports = await Receiver().on(master, REPORT)
         for life in range(3):
             await plane.server.kill()
             assert await events.get() == "down"
@@ -60,12 +60,12 @@ def test_subscriptions_work_again_after_the_server_was_killed(with_plane: PlaneT
             assert await asyncio.wait_for(events.get(), 10) == "up"
             await master.wait_connected(10)
             await master.publish(ORDERS, b"order %d" % life)
-            await orders.wait_heard(f"order {life}")
+            await orders.wait_received(f"order {life}")
             # The worker may have been quicker than the master: state is repeated, as a heartbeat does.
             await worker.publish(REPORT, b"newest %d" % life)
-            await reports.wait_heard(f"newest {life}")
+            await reports.wait_received(f"newest {life}")
             await later.unsubscribe()
-        assert "stale" not in reports.heard
+        assert "stale" not in reports.received
 
     with_plane(scenario)
 
@@ -80,7 +80,7 @@ def test_what_was_published_while_the_server_was_down_arrives(with_plane: PlaneT
             await worker.publish(REPORT, b"%d" % n)
         await plane.server.start()
         await worker.wait_connected(10)
-        await asyncio.wait_for(worker._link.ping(), 5)  # type: ignore[union-attr]
+        await asyncio.wait_for(worker._client.ping(), 5)  # type: ignore[union-attr]
         last = await master.call(lambda nc: nc.jetstream().get_last_msg("all", REPORT), 10)
         assert last.data == b"499"
 
@@ -119,9 +119,9 @@ def test_a_healthy_connection_is_left_alone(with_plane: PlaneTest) -> None:
             on_violation=alarms.append,
             on_refused=alarms.append,
         )
-        before = bus._link
+        before = bus._client
         await asyncio.sleep(2.5)  # two pings and more
-        assert bus._link is before
+        assert bus._client is before
         assert alarms == []
 
     with_plane(scenario)
@@ -137,30 +137,33 @@ def test_a_renewal_loses_nothing_in_either_direction(with_plane: PlaneTest) -> N
         alarms: list[str] = []
         worker = await plane.connect(Credentials(key, jwt()), on_disconnect=alarms.append)
         master = await plane.connect(plane.master())
-        orders, reports = await Ear().on(worker, ORDERS), await Ear().on(master, REPORT)
-        talking = True
+        orders, reports = await Receiver().on(worker, ORDERS), await Receiver().on(master, REPORT)
+        publishing = True
 
-        async def talk(bus: BusConnection, subject: str) -> int:
-            said = 0
-            while talking:
-                await bus.publish(subject, b"%d" % said)
-                said += 1
+        async def publish_numbers(bus: BusConnection, subject: str) -> int:
+            sent = 0
+            while publishing:
+                await bus.publish(subject, b"%d" % sent)
+                sent += 1
                 await asyncio.sleep(0.001)
-            return said
+            return sent
 
-        talks = [asyncio.create_task(talk(worker, REPORT)), asyncio.create_task(talk(master, ORDERS))]
+        publishers = [
+            asyncio.create_task(publish_numbers(worker, REPORT)),
+            asyncio.create_task(publish_numbers(master, ORDERS)),
+        ]
         for _ in range(5):
-            before = worker._link
+            before = worker._client
             await worker.renew(jwt())
-            assert worker._link is not before
+            assert worker._client is not before
             await asyncio.sleep(0.05)
-        talking = False
-        said_reports, said_orders = [await task for task in talks]
-        await reports.wait_heard(str(said_reports - 1))
-        await orders.wait_heard(str(said_orders - 1))
-        assert {int(text) for text in reports.heard} == set(range(said_reports))
-        assert [int(text) for text in reports.heard] == sorted(int(text) for text in reports.heard)
-        assert {int(text) for text in orders.heard} == set(range(said_orders))
+        publishing = False
+        sent_reports, sent_orders = [await task for task in publishers]
+        await reports.wait_received(str(sent_reports - 1))
+        await orders.wait_received(str(sent_orders - 1))
+        assert {int(text) for text in reports.received} == set(range(sent_reports))
+        assert [int(text) for text in reports.received] == sorted(int(text) for text in reports.received)
+        assert {int(text) for text in orders.received} == set(range(sent_orders))
         assert alarms == []
 
     with_plane(scenario)
@@ -168,36 +171,36 @@ def test_a_renewal_loses_nothing_in_either_direction(with_plane: PlaneTest) -> N
 
 def test_a_refused_renewal_keeps_the_old_jwt_in_force(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
-        who = plane.worker("w")
-        worker = await plane.connect(who)
-        stranger = worker_jwt(
-            PlaneKeys.generate(), who.key.public, ns="team", job="a", worker="w", expires_s=60
+        credentials = plane.worker("w")
+        worker = await plane.connect(credentials)
+        foreign_jwt = worker_jwt(
+            PlaneKeys.generate(), credentials.key.public, ns="team", job="a", worker="w", expires_s=60
         )
         with pytest.raises(BusRefused):
-            await worker.renew(stranger)
+            await worker.renew(foreign_jwt)
         assert worker.connected
-        assert worker._credentials == who
+        assert worker._credentials == credentials
 
     with_plane(scenario)
 
 
-def test_an_expired_connection_says_so_and_comes_back_with_a_new_jwt(with_plane: PlaneTest) -> None:
+def test_an_expired_connection_is_reported_and_comes_back_with_a_new_jwt(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         refused, down = asyncio.Event(), asyncio.Event()
-        who = plane.worker("w", expires_s=0.1)
+        credentials = plane.worker("w", expires_s=0.1)
         worker = await plane.connect(
-            who, on_disconnect=lambda why: down.set(), on_refused=lambda why: refused.set()
+            credentials, on_disconnect=lambda why: down.set(), on_refused=lambda why: refused.set()
         )
-        orders = await Ear().on(worker, ORDERS)
+        orders = await Receiver().on(worker, ORDERS)
         await asyncio.wait_for(down.wait(), 5)
         await asyncio.wait_for(refused.wait(), 5)
         await worker.renew(
-            worker_jwt(plane.keys, who.key.public, ns="team", job="a", worker="w", expires_s=60)
+            worker_jwt(plane.keys, credentials.key.public, ns="team", job="a", worker="w", expires_s=60)
         )
         await worker.wait_connected(5)
         master = await plane.connect(plane.master())
         await master.publish(ORDERS, b"welcome")
-        await orders.wait_heard("welcome")
+        await orders.wait_received("welcome")
 
     with_plane(scenario)
 
@@ -206,10 +209,10 @@ def test_a_request_ends_when_the_server_dies(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         master = await plane.connect(plane.master())
         worker = await plane.connect(plane.worker("w"))
-        asked = asyncio.Event()
-        await master.subscribe(REPORT, lambda message: asked.set())
+        requested = asyncio.Event()
+        await master.subscribe(REPORT, lambda message: requested.set())
         request = asyncio.create_task(worker.request(REPORT, b"?", 30))
-        await asked.wait()
+        await requested.wait()
         await plane.server.kill()
         with pytest.raises(BusUnavailable, match="cannot get an answer"):
             await asyncio.wait_for(request, 5)
@@ -219,7 +222,7 @@ def test_a_request_ends_when_the_server_dies(with_plane: PlaneTest) -> None:
     with_plane(scenario)
 
 
-def test_nobody_there_is_an_answer_too(with_plane: PlaneTest) -> None:
+def test_a_request_that_nobody_listens_to_fails_at_once(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         worker = await plane.connect(plane.worker("w"))
         with pytest.raises(BusUnavailable, match="nobody listens"):
@@ -228,7 +231,7 @@ def test_nobody_there_is_an_answer_too(with_plane: PlaneTest) -> None:
     with_plane(scenario)
 
 
-def test_a_callback_that_fails_or_dawdles_harms_nobody(
+def test_a_callback_that_fails_or_is_slow_disturbs_no_other(
     with_plane: PlaneTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(plane: Plane) -> None:
@@ -269,11 +272,11 @@ def test_a_callback_that_fails_or_dawdles_harms_nobody(
 def test_unsubscribe_from_inside_the_callback(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         bus = await plane.connect(plane.master())
-        heard: list[bytes] = []
+        received: list[bytes] = []
         done = asyncio.Event()
 
         async def once(message: Message) -> None:
-            heard.append(message.data)
+            received.append(message.data)
             await subscription.unsubscribe()
             done.set()
 
@@ -281,13 +284,13 @@ def test_unsubscribe_from_inside_the_callback(with_plane: PlaneTest) -> None:
         for n in range(3):
             await bus.publish("x", b"%d" % n)
         await done.wait()
-        await bus._link.ping()  # type: ignore[union-attr]
-        assert heard == [b"0"]
+        await bus._client.ping()  # type: ignore[union-attr]
+        assert received == [b"0"]
 
     with_plane(scenario)
 
 
-def test_nobody_home_is_said_in_time(with_plane: PlaneTest) -> None:
+def test_a_server_that_is_not_there_is_reported_in_time(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         await plane.server.stop()
         start = time.monotonic()
@@ -309,7 +312,7 @@ def test_any_of_several_servers_will_do(with_plane: PlaneTest) -> None:
     with_plane(scenario)
 
 
-def test_use_after_close_and_bad_use_are_said(with_plane: PlaneTest) -> None:
+def test_use_after_close_and_bad_use_raise(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         bus = await plane.connect(plane.master())
         with pytest.raises(BusUsage, match="without wildcards"):
@@ -366,17 +369,17 @@ def test_names_as_long_as_names_may_be_connect(with_plane: PlaneTest) -> None:
     with_plane(scenario)
 
 
-def test_a_thousand_failures_at_once_throw_nobody_off_the_bus(with_plane: PlaneTest) -> None:
-    """The master may be busy deciding when the reports of a crash come in, each with the words of eight
+def test_a_thousand_failures_at_once_disconnect_nobody(with_plane: PlaneTest) -> None:
+    """The master may be busy deciding when the reports of a crash come in, each with the output of eight
     ranks.
     """
 
-    def tell(plane: Plane, workers: list[Credentials]) -> None:
-        async def all_tell() -> None:
+    def report_failures(plane: Plane, workers: list[Credentials]) -> None:
+        async def all_report() -> None:
             connect = BusConnection.connect
             buses = [
-                await connect([plane.server.url], who, name=f"u{n}", ca_pem=plane.pem)
-                for n, who in enumerate(workers)
+                await connect([plane.server.url], credentials, name=f"u{n}", ca_pem=plane.pem)
+                for n, credentials in enumerate(workers)
             ]
             for _ in range(100):
                 for n, bus in enumerate(buses):
@@ -384,22 +387,22 @@ def test_a_thousand_failures_at_once_throw_nobody_off_the_bus(with_plane: PlaneT
             for bus in buses:
                 await bus.close()
 
-        asyncio.run(all_tell())
+        asyncio.run(all_report())
 
     async def scenario(plane: Plane) -> None:
         lost: list[str] = []
-        heard: list[str] = []
+        received: list[str] = []
         master = await plane.connect(plane.master(), on_disconnect=lost.append)
-        await master.subscribe("aegis.team.a.report.*", lambda message: heard.append(message.subject))
-        telling = asyncio.create_task(
-            asyncio.to_thread(tell, plane, [plane.worker(f"w{n}") for n in range(10)])
+        await master.subscribe("aegis.team.a.report.*", lambda message: received.append(message.subject))
+        reporting = asyncio.create_task(
+            asyncio.to_thread(report_failures, plane, [plane.worker(f"w{n}") for n in range(10)])
         )
-        while not heard:  # noqa: ASYNC110 - a callback of the bus is no place to wake anybody
+        while not received:  # noqa: ASYNC110 - the callback can't wake this task
             await asyncio.sleep(0.01)
-        time.sleep(1.0)  # noqa: ASYNC251 - it decides
-        await telling
-        while len(heard) < 1000 and not lost:  # noqa: ASYNC110
+        time.sleep(1.0)  # noqa: ASYNC251 - the master is busy
+        await reporting
+        while len(received) < 1000 and not lost:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert (lost, len(heard)) == ([], 1000)
+        assert (lost, len(received)) == ([], 1000)
 
     with_plane(scenario)

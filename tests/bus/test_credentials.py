@@ -1,4 +1,4 @@
-"""Who may speak, as whom, and for how long: against the real server."""
+"""Who may publish, as whom, and for how long: against the real server."""
 
 import asyncio
 import copy
@@ -18,14 +18,14 @@ from aegis_elastic.bus.subscription import Message
 from tests.bus.plane import Plane, PlaneTest
 
 
-async def hears(listener: BusConnection, subject: str) -> "asyncio.Queue[bytes]":
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
-    await listener.subscribe(subject, lambda message: heard.put_nowait(message.data))
-    return heard
+async def receives(listener: BusConnection, subject: str) -> "asyncio.Queue[bytes]":
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+    await listener.subscribe(subject, lambda message: received.put_nowait(message.data))
+    return received
 
 
 def tells(violations: list[str], subject: str) -> bool:
-    """Whether one of the violations is about `subject`; nats-py gives the server's words in lower case."""
+    """Whether one of the violations is about `subject`; nats-py gives the server's text in lower case."""
     return any(f'"{subject.lower()}"' in violation for violation in violations)
 
 
@@ -33,8 +33,8 @@ async def settle(*connections: BusConnection) -> None:
     """Return when all that these have sent has been handled, and what that caused has arrived."""
     for _ in range(2):
         for bus in connections:
-            assert bus._link is not None
-            await bus._link.ping()
+            assert bus._client is not None
+            await bus._client.ping()
 
 
 def test_a_worker_hears_its_orders_and_reports_as_itself(with_plane: PlaneTest) -> None:
@@ -42,8 +42,8 @@ def test_a_worker_hears_its_orders_and_reports_as_itself(with_plane: PlaneTest) 
         violations: list[str] = []
         master = await plane.connect(plane.master())
         worker = await plane.connect(plane.worker("w.1"), on_violation=violations.append)
-        everybody = await hears(worker, subjects.order_all("team", "a"))
-        own = await hears(worker, subjects.order("team", "a", "w.1"))
+        everybody = await receives(worker, subjects.order_all("team", "a"))
+        own = await receives(worker, subjects.order("team", "a", "w.1"))
         reports: asyncio.Queue[Message] = asyncio.Queue()
         await master.subscribe(subjects.report_wildcard("team", "a"), reports.put_nowait)
         await master.publish(subjects.order_all("team", "a"), b"stop")
@@ -92,7 +92,7 @@ def test_a_worker_can_not_say_anything_else(with_plane: PlaneTest) -> None:
         violations: list[str] = []
         worker = await plane.connect(plane.worker("w1"), on_violation=violations.append)
         master = await plane.connect(plane.master())
-        heard = await hears(master, ">")
+        received = await receives(master, ">")
         for what, subject in FORBIDDEN_TO_SAY.items():
             violations.clear()
             await worker.publish(subject, what.encode())
@@ -101,16 +101,16 @@ def test_a_worker_can_not_say_anything_else(with_plane: PlaneTest) -> None:
         inbox = subjects.inbox(master._credentials.key.public)
         await worker.publish(f"{inbox}.1", b"another's inbox")
         await settle(worker, master)
-        assert heard.empty(), heard.get_nowait()
+        assert received.empty(), received.get_nowait()
         await worker.publish(subjects.report("team", "a", "w1"), b"but this")
-        assert await heard.get() == b"but this"
+        assert await received.get() == b"but this"
 
     with_plane(scenario)
 
 
 FORBIDDEN_TO_HEAR = {
     "reports of its own job": subjects.report_wildcard("team", "a"),
-    "its own report, as somebody else would say it": subjects.report("team", "a", "w1"),
+    "another worker's report": subjects.report("team", "a", "w1"),
     "orders to another worker": subjects.order("team", "a", "w2"),
     "orders of another job": subjects.order_all("team", "b"),
     "its namesake's orders in another job": subjects.order("team", "b", "w1"),
@@ -133,7 +133,7 @@ def test_a_worker_can_not_hear_anything_else(with_plane: PlaneTest) -> None:
         queues = {}
         for what, subject in FORBIDDEN_TO_HEAR.items():
             violations.clear()
-            queues[what] = await hears(worker, subject)
+            queues[what] = await receives(worker, subject)
             await settle(worker)
             assert tells(violations, subject), what
         for subject in FORBIDDEN_TO_SAY.values():
@@ -159,19 +159,19 @@ def test_a_worker_has_no_rights_on_the_store(with_plane: PlaneTest) -> None:
     with_plane(scenario)
 
 
-def test_an_answer_never_goes_where_a_worker_must_not_speak(with_plane: PlaneTest) -> None:
+def test_an_answer_never_goes_where_a_worker_may_not_publish(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         master = await plane.connect(plane.master())
         worker = await plane.connect(plane.worker("w"))
-        victim = await hears(master, subjects.order_all("team", "b"))
+        victim = await receives(master, subjects.order_all("team", "b"))
         answered: asyncio.Queue[bool] = asyncio.Queue()
 
         async def answer(message: Message) -> None:
             answered.put_nowait(await master.respond(message, b"stop"))
 
         await master.subscribe(subjects.report_wildcard("team", "a"), answer)
-        assert worker._link is not None
-        await worker._link.client.publish(
+        assert worker._client is not None
+        await worker._client.nats.publish(
             subjects.report("team", "a", "w"), b"?", reply=subjects.order_all("team", "b")
         )
         assert await answered.get() is False
@@ -280,7 +280,7 @@ def test_keys_are_kept_in_a_private_file_and_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"junk", b'{"format": 2}'])
-def test_a_damaged_key_file_is_said_without_its_content(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_key_file_is_reported_without_its_content(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "keys"
     credentials.write_private(path, content)
     with pytest.raises(CredentialsUnreadable, match="damaged"):

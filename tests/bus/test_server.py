@@ -37,7 +37,7 @@ def test_it_keeps_port_and_store_over_a_crash(with_plane: PlaneTest) -> None:
     with_plane(scenario)
 
 
-def test_it_binds_where_told_and_its_files_are_private(with_plane: PlaneTest) -> None:
+def test_it_binds_to_its_host_and_its_files_are_private(with_plane: PlaneTest) -> None:
     async def scenario(plane: Plane) -> None:
         with pytest.raises(OSError, match=r"refused|Connect"):
             await asyncio.open_connection("127.0.0.2", plane.server.port)
@@ -62,7 +62,7 @@ def test_two_starts_are_one_too_many_and_two_stops_are_not(with_plane: PlaneTest
     with_plane(scenario)
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

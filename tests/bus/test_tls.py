@@ -46,7 +46,7 @@ def test_files_are_private_and_come_back(tmp_path: Path) -> None:
     assert "PRIVATE" not in made.pem
 
 
-def test_bad_input_is_said() -> None:
+def test_bad_input_raises() -> None:
     with pytest.raises(ValueError, match="at least one host"):
         tls.make_certificate(Path("unused"), [])
     with pytest.raises(ValueError, match="not a PEM"):

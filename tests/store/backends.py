@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aegis_elastic.bus.connection import BusConnection
 from aegis_elastic.bus.credentials import Credentials, NKey, PlaneKeys, master_jwt
-from aegis_elastic.bus.server import _TETHER, NatsServer
+from aegis_elastic.bus.server import _START_WITH_PARENT, NatsServer
 from aegis_elastic.store.contract import Change, Entry, Store, Watch
 from aegis_elastic.store.etcd import EtcdStore
 from aegis_elastic.store.files import FileStore
@@ -111,7 +111,7 @@ class Etcd(Backend):
             "-I",
             "-S",
             "-c",
-            _TETHER.replace("execv", "execvp"),
+            _START_WITH_PARENT.replace("execv", "execvp"),
             str(os.getpid()),
             "etcd",
             *flags,

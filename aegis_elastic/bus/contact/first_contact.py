@@ -1,13 +1,14 @@
-"""First contact: a worker that knows no more than `host:port` comes to a place on the bus. Once, by gRPC.
+"""First contact: one gRPC call by which a worker that knows only `host:port` gets its credentials for the
+bus.
 
-The plane's certificate is self-signed, and no one hands it out beforehand. The worker takes the certificate
-that it is shown, and both sides prove knowledge of the join secret *over that certificate*: a middleman, who
-has to show another one, can produce neither proof. Without a secret the first certificate is trusted (trust
-on first use), which the caller says out loud.
+The plane's certificate is self-signed, and is not distributed beforehand. The worker accepts the certificate
+that it is shown, and both sides prove knowledge of the join secret *over that certificate*: a man in the
+middle, who has to show another one, can produce neither proof. Without a secret the first certificate is
+trusted (trust on first use), of which the caller warns.
 
-The worker's NKey is made by the worker; only its public half is in `Hello`, so the key can't be stolen on the
-way. gRPC is used without protobuf: the messages are msgspec structs in JSON, so that nothing here can clash
-with the protobuf of a training image.
+The worker generates its NKey; only the public half is in `Hello`, so the key can't be stolen on the way. gRPC
+is used without protobuf: messages are msgspec structs in JSON, so nothing can clash with the protobuf of a
+training image.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NONCE_BYTES = 16
 
 
 class ContactError(Exception):
-    """No place on the bus. `retry`: it may work later (nobody answers); otherwise asking again is no use."""
+    """First contact failed. `retry`: a later attempt may succeed (nobody answers); otherwise none will."""
 
     def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(message)
@@ -39,12 +40,12 @@ class ContactError(Exception):
 
 
 class Dismissed(ContactError):
-    """The job doesn't want this worker: its node is tainted, or the job has ended."""
+    """The job refuses this worker: its node is tainted, or the job has ended."""
 
 
 class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=False):
-    """A worker introduces itself. `uid` names this life of the agent; `node_ip` is numeric; `attempt` is how
-    often the scheduler has started the whole job anew; `parks`: without a part, it wants to hear the end.
+    """A worker's request. `uid` is this life of the agent; `node_ip` is numeric; `attempt`: how often the
+    scheduler has restarted the whole job; `parks`: if it can't take part, it wants to wait for the job's end.
     """
 
     namespace: str
@@ -64,10 +65,10 @@ class Hello(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=F
 
 
 class Welcome(msgspec.Struct, frozen=True, rename="camel"):
-    """The worker's place: its JWT for the bus at `bus_port` of the same host, and what the job is. The bus is
-    at `bus_url` instead if that is given, where the certificate is one of `bus_ca` ("": there is none).
+    """The plane's answer: a JWT for the bus at `bus_port` of the same host, and the state of the job. The bus
+    is at `bus_url` instead if that is given, where the certificate is one of `bus_ca` ("": no TLS).
 
-    `parked`: why it has no part in the job, and may only listen until that ends (it asked for that: `parks`).
+    `parked`: why the worker takes no part in the job, and may only wait for its end (as `parks` asked for).
     """
 
     jwt: str
@@ -84,20 +85,20 @@ class Welcome(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What first contact came to: the welcome, the plane's certificate, and whether a secret proved it."""
+    """The result of first contact: the welcome, the plane's certificate, and whether a secret proved it."""
 
     welcome: Welcome
     certificate_pem: str
     proven: bool
 
     def bus_url(self, host: str) -> str:
-        """Where the bus is, if the plane is on `host`."""
+        """The URL of the bus, if the plane is on `host`."""
         named = f"[{host}]" if ":" in host else host
         return self.welcome.bus_url or f"tls://{named}:{self.welcome.bus_port}"
 
     @property
     def bus_ca(self) -> str | None:
-        """Whose certificates the bus shows; None if it shows none."""
+        """The certificates, in PEM, that the bus may show; None if it has no TLS."""
         return (self.welcome.bus_ca or None) if self.welcome.bus_url else self.certificate_pem
 
 
@@ -107,26 +108,26 @@ def new_nonce() -> str:
 
 
 def hello_proof(secret: bytes, fingerprint: str, hello: Hello) -> str:
-    """What only a worker that knows the secret, and was shown this certificate, can say with this Hello."""
-    unproven = msgspec.structs.replace(hello, proof="")
-    return _prove(secret, "hello", fingerprint, msgspec.json.encode(unproven))
+    """The proof that the sender of this Hello knows the secret and was shown this certificate."""
+    without_proof = msgspec.structs.replace(hello, proof="")
+    return _prove(secret, "hello", fingerprint, msgspec.json.encode(without_proof))
 
 
 def is_hello_proof(secret: bytes, fingerprint: str, hello: Hello) -> bool:
-    """Whether this Hello's proof is what `hello_proof` makes. With munge it can be asked once."""
-    unproven = msgspec.structs.replace(hello, proof="")
-    return _is_proof(secret, hello.proof, "hello", fingerprint, msgspec.json.encode(unproven))
+    """Whether this Hello's proof is what `hello_proof` makes. With munge it can be checked once."""
+    without_proof = msgspec.structs.replace(hello, proof="")
+    return _is_proof(secret, hello.proof, "hello", fingerprint, msgspec.json.encode(without_proof))
 
 
 def welcome_proof(secret: bytes, fingerprint: str, hello: Hello, welcome: Welcome) -> str:
-    """What only a plane that knows the secret, and owns this certificate, can answer to this Hello."""
-    unproven = msgspec.structs.replace(welcome, proof="")
-    content = hello.nonce.encode() + msgspec.json.encode(unproven)
+    """The proof that the plane which answers this Hello knows the secret and owns this certificate."""
+    without_proof = msgspec.structs.replace(welcome, proof="")
+    content = hello.nonce.encode() + msgspec.json.encode(without_proof)
     return _prove(secret, "welcome", fingerprint, content)
 
 
 def is_welcome_proof(secret: bytes, fingerprint: str, hello: Hello, welcome: Welcome) -> bool:
-    """Whether this Welcome's proof is what `welcome_proof` makes. With munge it can be asked once."""
+    """Whether this Welcome's proof is what `welcome_proof` makes. With munge it can be checked once."""
     content = hello.nonce.encode() + msgspec.json.encode(msgspec.structs.replace(welcome, proof=""))
     return _is_proof(secret, welcome.proof, "welcome", fingerprint, content)
 
@@ -162,7 +163,7 @@ def call(
 ) -> Place:
     """Make first contact. Blocking; raises ContactError (with `retry` when nobody answered) or Dismissed.
 
-    `known_pem`: the certificate of the plane that we belong to. Whoever shows another one isn't it (yet).
+    `known_pem`: the certificate of our job's plane. A host that shows another one isn't that plane (yet).
     """
     try:
         pem = _shown_certificate(host, port, timeout_s)
@@ -185,7 +186,7 @@ def call(
         try:
             answer: bytes = rpc(msgspec.json.encode(hello), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _explained(error, f"{host}:{port}", hello, secret) from None
+            raise _contact_error(error, f"{host}:{port}", hello, secret) from None
     welcome = msgspec.json.decode(answer, type=Welcome)
     if secret is not None and not is_welcome_proof(secret, fingerprint, hello, welcome):
         raise ContactError(
@@ -196,44 +197,44 @@ def call(
 
 
 def _shown_certificate(host: str, port: int, timeout_s: float) -> str:
-    where = f"{host}:{port}"
+    endpoint = f"{host}:{port}"
     try:
         return ssl.get_server_certificate((host, port), timeout=timeout_s)
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-        # A control plane that ends just now looks like that, too.
+        # also by a control plane that is just ending
         raise ContactError(
-            f"cannot reach the control plane at {where}: the connection is closed", retry=True
+            f"cannot reach the control plane at {endpoint}: the connection is closed", retry=True
         ) from None
     except ssl.SSLError as error:
         why = f"another program answers there ({error.reason or error})"
-        raise ContactError(f"cannot reach the control plane at {where}: {why}") from None
+        raise ContactError(f"cannot reach the control plane at {endpoint}: {why}") from None
     except ConnectionResetError:
         raise ContactError(
-            f"cannot reach the control plane at {where}: the connection is reset", retry=True
+            f"cannot reach the control plane at {endpoint}: the connection is reset", retry=True
         ) from None
     except socket.gaierror as error:
         raise ContactError(
-            f"cannot reach the control plane at {where}: {error.strerror}", retry=True
+            f"cannot reach the control plane at {endpoint}: {error.strerror}", retry=True
         ) from None
     except OSError as error:
         why = error.strerror or str(error) or "no answer"
-        raise ContactError(f"cannot reach the control plane at {where}: {why}", retry=True) from None
+        raise ContactError(f"cannot reach the control plane at {endpoint}: {why}", retry=True) from None
 
 
-_DEAF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def _explained(error: grpc.RpcError, where: str, hello: Hello, secret: bytes | None) -> ContactError:
+def _contact_error(error: grpc.RpcError, endpoint: str, hello: Hello, secret: bytes | None) -> ContactError:
     code, details = error.code(), error.details() or ""
-    if code in _DEAF:
-        return ContactError(f"cannot reach the control plane at {where}: {details}", retry=True)
+    if code in _UNREACHABLE:
+        return ContactError(f"cannot reach the control plane at {endpoint}: {details}", retry=True)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         ours = "ours is another one" if secret is not None else "we have none"
         return ContactError(
-            f"cannot join job {hello.job!r} at {where}: it asks for a join secret, and {ours}"
+            f"cannot join job {hello.job!r} at {endpoint}: it asks for a join secret, and {ours}"
         )
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        return Dismissed(f"cannot join job {hello.job!r} at {where}: {details}")
+        return Dismissed(f"cannot join job {hello.job!r} at {endpoint}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ContactError(f"cannot reach the control plane at {where}: another program answers there")
-    return ContactError(f"cannot join job {hello.job!r} at {where}: {details or code.name}")
+        return ContactError(f"cannot reach the control plane at {endpoint}: another program answers there")
+    return ContactError(f"cannot join job {hello.job!r} at {endpoint}: {details or code.name}")

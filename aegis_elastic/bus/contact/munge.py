@@ -1,8 +1,8 @@
-"""Proofs by munge, the service by which the nodes of a Slurm cluster know each other's users.
+"""Proofs by munge, which authenticates users among the nodes of a Slurm cluster.
 
-No secret has to be handed out: a credential that this user's processes make on one node is opened on another
-by munged there, which says whose it is. What is proved is the same as with a join secret, knowledge of what
-both sides have seen; `unmunge` opens a credential once and for five minutes, so none can be used again.
+No secret has to be distributed: a credential that a process of this user makes on one node is decoded by
+munged on another, which names the user. It takes the place of a MAC with the join secret; `unmunge` accepts a
+credential once and for five minutes, so none can be replayed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 
-# Stands for a join secret wherever one is asked for; nobody else may choose it as one.
+# Stands for munge in the place of a join secret; no real secret may be this.
 MUNGE = b"munge://"
 _TIMEOUT_S = 10.0
 
@@ -32,18 +32,18 @@ def is_proof(credential: str, digest: str) -> bool:
     """Whether a process of our own user, on any node of the cluster, made this credential over `digest`."""
     if not credential.startswith("MUNGE:"):
         return False
-    opened = _run(["unmunge"], credential)
-    about, _, payload = opened.partition("\n\n")
-    status = re.search(r"^STATUS:\s+Success\b", about, re.MULTILINE)
-    by = re.search(r"^UID:\s+\S+ \((\d+)\)", about, re.MULTILINE)
-    return bool(status and by and int(by[1]) == os.getuid() and payload.strip() == digest)
+    decoded = _run(["unmunge"], credential)
+    header, _, payload = decoded.partition("\n\n")
+    status = re.search(r"^STATUS:\s+Success\b", header, re.MULTILINE)
+    uid = re.search(r"^UID:\s+\S+ \((\d+)\)", header, re.MULTILINE)
+    return bool(status and uid and int(uid[1]) == os.getuid() and payload.strip() == digest)
 
 
-def _run(argv: list[str], given: str) -> str:
-    """What the command says; "" if it fails, which is no proof."""
+def _run(argv: list[str], text: str) -> str:
+    """The command's output; "" if it fails, which is no proof."""
     try:
         done = subprocess.run(
-            argv, input=given, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            argv, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

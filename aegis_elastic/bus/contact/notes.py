@@ -1,8 +1,8 @@
-"""A worker's notes to the plane about what it has seen, by gRPC beside first contact.
+"""A worker's notes to the plane, by gRPC beside first contact.
 
-The bus carries what is; a note says what has happened, and is to arrive once. A worker proves that a note is
-its own with what first contact gave it: its JWT, and a signature by its NKey over the note *and* the plane's
-certificate, so that no middleman can pass one on. There is no new secret.
+The bus carries state; a note says what has happened, and must arrive once. A worker proves that a note is its
+own with what first contact gave it: its JWT, and a signature by its NKey over the note *and* the plane's
+certificate, so that no man in the middle can pass one on. There is no new secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTE_BYTES_MAX = 1 << 18
 
 
 class NoteRefused(Exception):
-    """The plane didn't take a note. `retry`: it may later."""
+    """The plane refused a note. `retry`: it may accept it later."""
 
     def __init__(self, message: str, *, retry: bool) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class NoteRefused(Exception):
 
 
 class Note(msgspec.Struct, frozen=True, rename="camel"):
-    """What one life of an agent has to tell. `number` counts its notes from 1: a repeated one counts once."""
+    """What one life of an agent has noticed. `number` counts its notes from 1: a repeated one counts once."""
 
     namespace: str
     job: str
@@ -40,7 +40,7 @@ class Note(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A note as it was signed, with the proof of who wrote it."""
+    """A signed note, with the proof of its author."""
 
     jwt: str
     signature: bytes
@@ -67,9 +67,9 @@ def send(
                 msgspec.msgpack.encode(Envelope(jwt, signature, encoded)), timeout=timeout_s
             )
         except grpc.RpcError as error:
-            # Whoever is not known may be so in a moment: a plane that was restarted is told of us anew.
+            # A plane that was restarted may not know us yet.
             final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
             raise NoteRefused(
-                f"cannot tell {host}:{port}: {error.details() or error.code().name}",
+                f"cannot send a note to {host}:{port}: {error.details() or error.code().name}",
                 retry=error.code() not in final,
             ) from None

@@ -1,6 +1,4 @@
-"""Where the join secret of a job comes from. The first source that has one wins; with none, trust on first
-use.
-"""
+"""The sources of a job's join secret. The first that has one wins; with none, it is trust on first use."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def find_secret(
     """The join secret and where it came from (for one line to the user), or (None, "").
 
     Order: the file that was named, the environment, munge in a Slurm job, a 0600 file in the shared state
-    directory (made there if the directory is given and has none: the first node writes it, the others read
+    directory (created if the directory is given and has none: the first node writes it, the others read
     it), the mounted Kubernetes Secret.
     """
     if secret_file is not None:
@@ -71,18 +69,18 @@ def _checked(content: bytes, name: str) -> bytes:
 def _make_shared(path: Path) -> None:
     if path.exists():
         return
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(os.urandom(32).hex().encode())
                 file.flush()
                 os.fsync(descriptor)
-            # Whole or not at all, and the first wins: no other node ever reads half of a secret.
+            # Atomic, and the first wins: no other node ever reads a part of a secret.
             with contextlib.suppress(FileExistsError):
-                os.link(fresh, path)
+                os.link(temporary, path)
         finally:
-            fresh.unlink()
+            temporary.unlink()
     except OSError as error:
         raise SecretError(f"cannot keep a join secret in {path.parent}: {error.strerror}") from None

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from aegis_elastic.bus import tls
 from aegis_elastic.bus.credentials import CredentialsUnreadable, PlaneKeys
-from aegis_elastic.bus.server import wanted_of_a_server
+from aegis_elastic.bus.server import required_config
 from aegis_elastic.control.host.config import BusConfig
 from aegis_elastic.control.host.errors import UsageError
 
@@ -85,7 +85,7 @@ def _print(args: argparse.Namespace, console: Console) -> int:
     except OSError as error:
         raise UsageError(f"cannot write the keys to {args.keys}: {error.strerror}") from None
     # The server's configuration language takes JSON, and so do a chart's values.
-    print(json.dumps(wanted_of_a_server(keys), indent=2))
+    print(json.dumps(required_config(keys), indent=2))
     return 0
 
 

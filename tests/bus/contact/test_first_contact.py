@@ -30,7 +30,7 @@ Answer = Callable[[Hello, grpc.ServicerContext], Welcome]
 
 
 class PlaneAddress(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """A plane's door with an answer of the test's."""
+    """A plane's gRPC service with an answer of the test's."""
 
     def __init__(self, answer: Answer, method: str = first_contact.METHOD) -> None:
         self._answer, self._method = answer, method
@@ -46,7 +46,7 @@ class PlaneAddress(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
 
 
 @contextlib.contextmanager
-def door(certificate: Certificate, answer: Answer, method: str = first_contact.METHOD) -> Iterator[int]:
+def serving(certificate: Certificate, answer: Answer, method: str = first_contact.METHOD) -> Iterator[int]:
     """A TLS gRPC server on the loopback; gives its port."""
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((PlaneAddress(answer, method),))
@@ -83,7 +83,7 @@ def refusing(code: grpc.StatusCode, why: str) -> Answer:
 
 
 def test_a_place_and_the_certificate_that_it_is_pinned_to(certificate: Certificate) -> None:
-    with door(certificate, lambda *_: WELCOME) as port:
+    with serving(certificate, lambda *_: WELCOME) as port:
         place = call(port)
     assert (place.welcome, place.proven) == (WELCOME, False)
     assert place.certificate_pem.strip() == certificate.pem.strip()
@@ -97,7 +97,7 @@ def test_with_a_secret_each_side_proves_it_over_the_certificate(certificate: Cer
         proof = first_contact.welcome_proof(SECRET, certificate.fingerprint, hello, WELCOME)
         return msgspec.structs.replace(WELCOME, proof=proof)
 
-    with door(certificate, answer) as port:
+    with serving(certificate, answer) as port:
         assert call(port, SECRET).proven
         error = refused(port, b"another secret")
     expected = first_contact.hello_proof(SECRET, certificate.fingerprint, HELLO)
@@ -121,9 +121,9 @@ def test_a_middleman_who_passes_everything_on_is_found_out(tmp_path: Path, certi
         proof = first_contact.welcome_proof(SECRET, certificate.fingerprint, hello, WELCOME)
         return msgspec.structs.replace(WELCOME, proof=proof)
 
-    with door(own, middleman) as port:
+    with serving(own, middleman) as port:
         assert "could not prove" in str(refused(port, SECRET))
-    with door(certificate, plane) as port:
+    with serving(certificate, plane) as port:
         stolen = msgspec.structs.replace(
             HELLO, proof=first_contact.hello_proof(SECRET, own.fingerprint, HELLO)
         )
@@ -134,14 +134,14 @@ def test_a_middleman_who_passes_everything_on_is_found_out(tmp_path: Path, certi
 def test_a_plane_that_proves_nothing_to_one_with_a_secret_is_not_joined(
     certificate: Certificate,
 ) -> None:
-    with door(certificate, lambda *_: WELCOME) as port:
+    with serving(certificate, lambda *_: WELCOME) as port:
         error = refused(port, SECRET)
     assert not error.retry
     assert "give every node the same secret, or none" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("code", "says", "retry", "kind"),
+    ("code", "text", "retry", "kind"),
     [
         (grpc.StatusCode.UNAUTHENTICATED, "it asks for a join secret, and we have none", False, ContactError),
         (grpc.StatusCode.PERMISSION_DENIED, "why", False, Dismissed),
@@ -150,16 +150,16 @@ def test_a_plane_that_proves_nothing_to_one_with_a_secret_is_not_joined(
     ],
 )
 def test_each_refusal_in_words(
-    certificate: Certificate, code: grpc.StatusCode, says: str, retry: bool, kind: type[ContactError]
+    certificate: Certificate, code: grpc.StatusCode, text: str, retry: bool, kind: type[ContactError]
 ) -> None:
-    with door(certificate, refusing(code, "why")) as port:
+    with serving(certificate, refusing(code, "why")) as port:
         error = refused(port)
     assert (type(error), error.retry) == (kind, retry)
-    assert says in str(error)
+    assert text in str(error)
 
 
 def test_another_grpc_program_is_no_plane(certificate: Certificate) -> None:
-    with door(certificate, lambda *_: WELCOME, "/somebody.Else/Call") as port:
+    with serving(certificate, lambda *_: WELCOME, "/somebody.Else/Call") as port:
         error = refused(port)
     assert (error.retry, "another program answers there" in str(error)) == (False, True)
 
@@ -176,15 +176,15 @@ def test_whoever_says_nothing_costs_the_timeout_and_no_more() -> None:
     assert error.retry
 
 
-@pytest.mark.parametrize("words", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64])
-def test_a_program_that_speaks_something_else_is_named_as_such(words: bytes) -> None:
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64])
+def test_a_program_that_speaks_something_else_is_named_as_such(greeting: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             client, _ = listener.accept()
             with client:
                 client.recv(4096)
-                client.sendall(words)
+                client.sendall(greeting)
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -47,12 +47,12 @@ def munged(
     )
     with process:
         assert process.stderr is not None
-        said = b""
+        output = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stderr, selectors.EVENT_READ)
-            while b"Created" not in said or b"work thread" not in said:
-                assert selector.select(10), said
-                said += os.read(process.stderr.fileno(), 4096)
+            while b"Created" not in output or b"work thread" not in output:
+                assert selector.select(10), output
+                output += os.read(process.stderr.fileno(), 4096)
         yield process
         process.terminate()
 

@@ -1,4 +1,4 @@
-"""Where the join secret comes from, and what is refused with words instead of being used."""
+"""Where the join secret comes from, and what is refused with a reason."""
 
 from __future__ import annotations
 
