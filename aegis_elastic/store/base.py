@@ -1,4 +1,4 @@
-"""What every store does the same way, whichever it is: it is open or closed, and ends what it handed out."""
+"""What all stores share: being open or closed, and ending watches and leases on close."""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -12,13 +12,13 @@ L = TypeVar("L", bound=Lease)
 
 
 class StoreBase(ABC):
-    """The watches and leases of one store, and its end. A store adds the keys."""
+    """The watches and leases of one store, and `close`. Subclasses add the keys."""
 
     def __init__(self, timeout_s: float) -> None:
         """`timeout_s`: how long an operation waits for its answer."""
         self._timeout_s = timeout_s
-        # Weakly: a lease that is refreshed and a watch that is listened to are held elsewhere, and of those
-        # that have ended a master that lives for months would hand out ever more.
+        # Weak references: leases and watches in use are referenced elsewhere, and ended ones must not pile up
+        # in a master that runs for months.
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._closed = False
@@ -47,8 +47,8 @@ class StoreBase(ABC):
     async def _follow(self, prefix: str, sink: Feed) -> None:
         """Feed a watch until cancelled: a snapshot first, then what changes."""
 
-    def _hand_out(self, lease: L) -> L:
-        """Remember a lease, so that it ends with the store."""
+    def _register(self, lease: L) -> L:
+        """Register a lease, so that it ends with the store."""
         self._leases.add(lease)
         return lease
 

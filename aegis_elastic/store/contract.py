@@ -1,9 +1,9 @@
-"""What every store promises, whichever it is.
+"""What every store guarantees.
 
 A store holds small values under dotted keys. Every write gives the key a new revision; revisions only grow,
-over the whole store. Writes are conditional: create if absent, update if unchanged (compare-and-swap). That,
-and nothing else, is what keeps two masters from both being right. `tests/store/test_contract.py` is this page
-in executable form.
+over the whole store. Writes are conditional: create if absent, update if unchanged (compare-and-swap). Only
+that prevents two masters from both acting. `tests/store/test_contract.py` is the executable form of this
+contract.
 """
 
 from typing import Protocol
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Store(Protocol):
-    """One job's (or the cluster's) shared truth. Used from one event loop; every method may raise
+    """The shared state of a job or the cluster. Use from one event loop; every method may raise
     StoreUnavailable.
     """
 
@@ -45,7 +45,7 @@ class Store(Protocol):
         """Return the newest entry, None if there is none."""
 
     async def create(self, key: str, value: bytes) -> int:
-        """Create the key and return its revision; KeyExists if it is there. Of many, one succeeds."""
+        """Create the key and return its revision; KeyExists if there is one. Of concurrent calls one wins."""
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Replace the value that has `revision`, return the new one; RevisionConflict if that is not the
@@ -53,8 +53,8 @@ class Store(Protocol):
         """
 
     async def delete(self, key: str, revision: int | None = None) -> None:
-        """Delete the key, only if it has `revision` when given (RevisionConflict). Gone already: nothing
-        happens.
+        """Delete the key, only if it has `revision` when given (RevisionConflict). Does nothing if
+        it is gone already.
         """
 
     async def list(self, prefix: str) -> tuple[Entry, ...]:
@@ -63,10 +63,10 @@ class Store(Protocol):
         """
 
     async def lease(self, key: str, value: bytes, ttl_s: float) -> Lease:
-        """Create the key for as long as it is refreshed; KeyExists if it is there. `ttl_s` is 1 at least."""
+        """Create the key for as long as it is refreshed; KeyExists if it is there. `ttl_s`: 1 or more."""
 
     def watch(self, prefix: str) -> Watch:
         """Follow all keys below `prefix` ("" for all): see `Watch`."""
 
     async def close(self) -> None:
-        """End watches and refreshes; what is in the store stays. Leases are left to expire."""
+        """End watches and refreshes; entries stay. Leases are left to expire."""

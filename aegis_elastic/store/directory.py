@@ -1,24 +1,24 @@
-"""Entries in a directory that several hosts may share, without a server: the part of `files` that blocks.
+"""Entries in a directory that several hosts may share, without a server: the blocking part of `files`.
 
-One file an entry, one lock for all of them. A change is made under the lock: a new file is written and synced
-beside the old one, then takes its place by a rename, so that a reader without the lock, and a host whose
-power is cut, see the old entry or the new one and never half of it. `revision` holds the newest revision and
-is replaced in the same way *before* the entry: a writer that dies in between has burned a number, nothing
-else.
+There is one file for each entry, and one lock for all. A change is made under the lock: a new file is written
+and synced beside the old one, then renamed over it, so that a reader without the lock, and a host that loses
+its power, see the old entry or the new one and never a part. `revision` holds the newest revision and is
+replaced in the same way *before* the entry: a writer that dies in between has only used up a number.
 
 On a network file system (NFS):
 
 * flock is the server's there (Linux makes a byte-range lock of it), unless mounted with
   `local_lock`/`nolock`.
-* A client caches what a directory holds, and what it doesn't, for up to a minute. Opening the directory makes
-  it ask the server, and so does a change of our own: one of them comes before every look at an entry. And
-  creating goes by a link, of which the server lets one succeed.
-* Clocks of hosts differ. Leases are timed by the file server's clock (a file touched now says what it is),
-  or, by those who share a kernel, by the time since its start, which nobody can set. What is not covered: a
-  server whose clock is set forward ends leases early. Their holders find out at the next refresh, and a deed
-  that must not be done twice is fenced by a compare-and-swap anyway.
-* Nobody is told of another host's change. So a watch looks at `revision`, a file of some bytes, twice a
-  second: inotify, and whatever builds on it, would be silent exactly where this store is needed.
+* A client caches which names a directory has, and which not, for up to a minute. Opening the directory makes
+  it ask the server, and so does a change of our own: one of them precedes every read of an entry. And
+  creating uses link(), of which the server lets one succeed.
+* Clocks of hosts differ. Leases are timed by the file server's clock (the time of a file touched now), or, on
+  the same kernel, by the time since its boot, which nobody can set. Not covered: a server whose clock is set
+  forward ends leases early. Their holders notice at the next refresh, and an action that must not be done
+  twice is fenced by a compare-and-swap anyway.
+* There is no notification of another host's change. So a watch polls `revision`, a file of some bytes, twice
+  a
+  second: inotify reports nothing on network file systems, where this store is needed.
 
 The lock is flock itself and not the package filelock: releases of that package differ in whether they delete
 the lock file and whether they fall back to another kind of lock, and the nodes of a cluster must agree on
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 # Longer keys are files named by their digest: names have 255 characters at most.
 NAME_CHARS_MAX = 200
-# What a dying writer left behind is removed when it is older than this.
+# Files that a dying writer has left are removed when older than this.
 LEFTOVER_S = 3600.0
 LOCK_FILE, REVISION_FILE, ENTRIES = "lock", "revision", "entries"
 # No key begins with a dot.
@@ -73,15 +73,15 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     until_boot_s: float = 0.0
 
 
-class Held(NamedTuple):
-    """What is in an entry's file."""
+class StoredEntry(NamedTuple):
+    """The content of an entry's file."""
 
     head: Head
     value: bytes
 
     @property
     def entry(self) -> Entry:
-        """As the contract has it."""
+        """The entry, as the contract defines it."""
         return Entry(self.head.key, self.value, self.head.revision)
 
 
@@ -90,8 +90,8 @@ _decode = msgspec.json.Decoder(Head).decode
 
 
 class Directory:
-    """The files and the lock. Everything blocks; OSError is the file system's trouble, `StoreError`s are the
-    contract's.
+    """The files and the lock. All methods block; they raise OSError of the file system, and the contract's
+    `StoreError`s.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class Directory:
         self._boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
     def prepare(self) -> None:
-        """Make what isn't there; StoreError where everybody may write: anybody could plant entries."""
+        """Create directory and lock; StoreError if everybody may write there: anybody could forge entries."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = self.path.stat().st_mode
         if mode & stat.S_IWOTH:
@@ -118,7 +118,7 @@ class Directory:
 
     def revision(self) -> int:
         """The newest revision, 0 before the first write."""
-        _ask(self.path)
+        _revalidate(self.path)
         try:
             return int((self.path / REVISION_FILE).read_bytes())
         except FileNotFoundError:
@@ -129,13 +129,13 @@ class Directory:
                 "that is higher than any entry's"
             ) from None
 
-    def read(self, key: str) -> Held | None:
-        """The entry, None if there is none or its lease has run out."""
-        _ask(self._entries)
-        held = self._load(self._file(key))
-        return held if held is not None and self.left_s(held.head) > 0 else None
+    def read(self, key: str) -> StoredEntry | None:
+        """The entry, None if there is none or its lease has expired."""
+        _revalidate(self._entries)
+        stored = self._load(self._file(key))
+        return stored if stored is not None and self.left_s(stored.head) > 0 else None
 
-    def list(self, prefix: str) -> tuple[Sequence[Held], float]:
+    def list(self, prefix: str) -> tuple[Sequence[StoredEntry], float]:
         """All entries below the prefix, in order, and the seconds until the first lease among them ends."""
         wanted = below(prefix)
         found, ends_s = [], math.inf
@@ -143,18 +143,18 @@ class Directory:
             if file.name.startswith(TEMPORARY):
                 continue
             try:
-                held = self._load(file)
+                stored = self._load(file)
             except StoreError as error:
                 # One damaged entry must not hide all others.
                 logger.error("left out: %s", error)
                 continue
-            if held is not None and wanted(held.head.key) and (left_s := self.left_s(held.head)) > 0:
-                found.append(held)
+            if stored is not None and wanted(stored.head.key) and (left_s := self.left_s(stored.head)) > 0:
+                found.append(stored)
                 ends_s = min(ends_s, left_s)
-        return sorted(found, key=lambda held: held.head.key), ends_s
+        return sorted(found, key=lambda stored: stored.head.key), ends_s
 
     def create(self, key: str, value: bytes, holder: str, ttl_s: float) -> int:
-        """Make the entry, held for `ttl_s` if there is a `holder`; returns its revision."""
+        """Create the entry, leased for `ttl_s` if there is a `holder`; returns its revision."""
         with self._locked(), self._new_file() as new:
             file = self._file(key)
             old = self._load(file)
@@ -163,7 +163,7 @@ class Directory:
                     raise KeyExists(f"cannot create {key}: it is there")
                 file.unlink()
             head = Head(key, self._next_revision())
-            self._write(new, self._prolonged(head, holder, ttl_s) if holder else head, value)
+            self._write(new, self._extended(head, holder, ttl_s) if holder else head, value)
             try:
                 os.link(new, file)
             except FileExistsError:
@@ -195,27 +195,27 @@ class Directory:
                 if revision not in (None, old.head.revision):
                     found = old.head.revision
                     raise RevisionConflict(f"cannot delete {key} at revision {revision}: it is at {found}")
-            self._next_revision()  # which is how watches learn of it
+            self._next_revision()  # so that watches notice it
             file.unlink()
             self._sync_entries()
 
     def refresh(self, key: str, holder: str, ttl_s: float) -> None:
-        """Let the lease last `ttl_s` from now; LeaseLost if it isn't the holder's any more."""
+        """Extend the lease to `ttl_s` from now; LeaseLost if it isn't the holder's any more."""
         with self._locked(), self._new_file() as new:
             old = self.read(key)
             if old is None or old.head.holder != holder:
                 raise LeaseLost(f"cannot refresh the lease on {key}: it is gone or another's")
-            self._replace(new, self._prolonged(old.head, holder, ttl_s), old.value)
+            self._replace(new, self._extended(old.head, holder, ttl_s), old.value)
 
     def left_s(self, head: Head) -> float:
-        """Seconds that the entry has still to live; infinite without a lease."""
+        """Seconds until the entry's lease ends; infinite without a lease."""
         if not head.holder:
             return math.inf
         if head.boot == self._boot:
             return head.until_boot_s - _boot_s()
         return head.until_s - self._now_s()
 
-    def _prolonged(self, head: Head, holder: str, ttl_s: float) -> Head:
+    def _extended(self, head: Head, holder: str, ttl_s: float) -> Head:
         return msgspec.structs.replace(
             head,
             holder=holder,
@@ -225,7 +225,7 @@ class Directory:
         )
 
     def _now_s(self) -> float:
-        """The file server's clock: that of a file touched now, without giving it a time of ours."""
+        """The file server's clock: the time that it gives to a file touched now."""
         os.utime(self.path / LOCK_FILE)
         return (self.path / LOCK_FILE).stat().st_mtime
 
@@ -234,7 +234,7 @@ class Directory:
             return self._entries / f"~{hashlib.sha256(key.encode()).hexdigest()}"
         return self._entries / key
 
-    def _load(self, file: Path) -> Held | None:
+    def _load(self, file: Path) -> StoredEntry | None:
         try:
             content = file.read_bytes()
         except FileNotFoundError:
@@ -243,14 +243,14 @@ class Directory:
         try:
             if not newline:
                 raise ValueError("it is cut off")
-            return Held(_decode(head), value)
+            return StoredEntry(_decode(head), value)
         except ValueError as error:
             raise StoreError(f"cannot read the entry {file}: {error}; delete the file to go on") from error
 
     def _next_revision(self) -> int:
         revision = self.revision() + 1
         new = self.path / f"{TEMPORARY}{REVISION_FILE}"  # one name, since we hold the lock
-        self._put(new, b"%d" % revision)
+        self._write_synced(new, b"%d" % revision)
         os.replace(new, self.path / REVISION_FILE)
         _sync(self.path)
         return revision
@@ -261,9 +261,9 @@ class Directory:
         self._sync_entries()
 
     def _write(self, file: Path, head: Head, value: bytes) -> None:
-        self._put(file, _encode(head) + b"\n" + value)
+        self._write_synced(file, _encode(head) + b"\n" + value)
 
-    def _put(self, file: Path, content: bytes) -> None:
+    def _write_synced(self, file: Path, content: bytes) -> None:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode)
         with os.fdopen(descriptor, "wb") as out:
             os.fchmod(descriptor, self._mode)  # whatever the umask
@@ -276,15 +276,15 @@ class Directory:
 
     @contextmanager
     def _new_file(self) -> Iterator[Path]:
-        """An empty file beside the entries, gone afterwards. Making it also tells a network file system's
-        client that what it remembers of the directory is old, so it comes before the look at an entry.
+        """An empty file beside the entries, removed afterwards. Creating it also invalidates a network file
+        system client's cache of the directory, so it precedes the read of an entry.
         """
         new = self._entries / f"{TEMPORARY}{secrets.token_hex(8)}"
         os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode))
         try:
             yield new
         finally:
-            new.unlink(missing_ok=True)  # gone if it has taken an entry's place
+            new.unlink(missing_ok=True)  # gone if it was renamed to an entry
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -295,7 +295,7 @@ class Directory:
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     os.fchmod(descriptor, self._mode)  # whatever the umask
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                # Somebody may have tidied the lock away while we waited: then it locks nobody out.
+                # Somebody may have deleted the lock file while we waited: then it excludes nobody.
                 if not _is_at(descriptor, path):
                     continue
                 yield
@@ -315,8 +315,8 @@ def _boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _ask(directory: Path) -> None:
-    """Have a network file system's client ask whether what it remembers of the directory still holds."""
+def _revalidate(directory: Path) -> None:
+    """Make a network file system's client validate its cache of the directory."""
     os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 

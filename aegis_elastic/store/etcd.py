@@ -1,9 +1,9 @@
-"""A store in etcd, for planes that have outgrown one host.
+"""A store in etcd, for records that must survive any one host.
 
 The messages are those of the package cslab-etcd3 (`import etcd3`); its client is not used: it is synchronous,
 marks an endpoint dead for minutes after one failure, and its watch does not come back after a restart of the
-server. The few calls that the contract needs are made on its stubs over gRPC's asyncio channel, so no thread
-is ours to stop.
+server. The few calls that the contract needs are made on its stubs over gRPC's asyncio channel, without
+a thread.
 """
 
 import asyncio
@@ -35,8 +35,7 @@ from aegis_elastic.store.watching import Feed
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-# A peer that vanished without a word is noticed by pings; etcd refuses a client that pings more often than
-# this.
+# Pings notice a peer that has vanished silently; etcd refuses a client that pings more often.
 _CHANNEL = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 2000),
@@ -105,8 +104,8 @@ class EtcdStore(StoreBase):
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
         check_key(key)
-        answer = await self._call(self._kv.Range, etcdrpc.RangeRequest(key=self._full(key)))
-        return self._entry(answer.kvs[0]) if answer.kvs else None
+        response = await self._call(self._kv.Range, etcdrpc.RangeRequest(key=self._full(key)))
+        return self._entry(response.kvs[0]) if response.kvs else None
 
     async def create(self, key: str, value: bytes) -> int:
         """See `Store.create`."""
@@ -116,12 +115,12 @@ class EtcdStore(StoreBase):
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """See `Store.update`."""
         check_value(key, value)
-        # The value changes, the lease stays: an update must not make a leased key immortal.
+        # The value changes, the lease stays: an update must not remove a key's lease.
         put = etcdrpc.PutRequest(key=self._full(key), value=value, ignore_lease=True)
-        answer = await self._if_at(key, revision, etcdrpc.RequestOp(request_put=put))
-        if not answer.succeeded:
-            raise RevisionConflict(f"cannot update {key} at revision {revision}: {self._found(answer)}")
-        return int(answer.header.revision)
+        response = await self._if_at(key, revision, etcdrpc.RequestOp(request_put=put))
+        if not response.succeeded:
+            raise RevisionConflict(f"cannot update {key} at revision {revision}: {self._found(response)}")
+        return int(response.header.revision)
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """See `Store.delete`."""
@@ -130,9 +129,9 @@ class EtcdStore(StoreBase):
         if revision is None:
             await self._call(self._kv.DeleteRange, request)
             return
-        answer = await self._if_at(key, revision, etcdrpc.RequestOp(request_delete_range=request))
-        if not answer.succeeded and answer.responses[0].response_range.kvs:
-            raise RevisionConflict(f"cannot delete {key} at revision {revision}: {self._found(answer)}")
+        response = await self._if_at(key, revision, etcdrpc.RequestOp(request_delete_range=request))
+        if not response.succeeded and response.responses[0].response_range.kvs:
+            raise RevisionConflict(f"cannot delete {key} at revision {revision}: {self._found(response)}")
 
     async def list(self, prefix: str) -> tuple[Entry, ...]:
         """See `Store.list`."""
@@ -150,7 +149,7 @@ class EtcdStore(StoreBase):
         except KeyExists:
             await self._call(self._leaser.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=granted.ID))
             raise
-        return self._hand_out(_EtcdLease(self, key, granted.ID, token, ttl_s, taken_at_s))
+        return self._register(_EtcdLease(self, key, granted.ID, token, ttl_s, taken_at_s))
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -161,89 +160,89 @@ class EtcdStore(StoreBase):
         full = self._full(key)
         absent = _TXN(key=full, target=_TXN.CREATE, result=_TXN.EQUAL, create_revision=0)
         put = etcdrpc.RequestOp(request_put=etcdrpc.PutRequest(key=full, value=value, lease=lease_id))
-        answer = await self._call(self._kv.Txn, etcdrpc.TxnRequest(compare=[absent], success=[put]))
-        if not answer.succeeded:
+        response = await self._call(self._kv.Txn, etcdrpc.TxnRequest(compare=[absent], success=[put]))
+        if not response.succeeded:
             raise KeyExists(f"cannot create {key}: it is there")
-        return int(answer.header.revision)
+        return int(response.header.revision)
 
     async def _if_at(self, key: str, revision: int, then: Any) -> Any:
         full = self._full(key)
         # An absent key counts as revision 0 to etcd, but no entry ever has that.
         at = _TXN(key=full, target=_TXN.MOD, result=_TXN.EQUAL, mod_revision=revision if revision > 0 else -1)
-        look = etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=full))
-        request = etcdrpc.TxnRequest(compare=[at], success=[then], failure=[look])
+        read_back = etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=full))
+        request = etcdrpc.TxnRequest(compare=[at], success=[then], failure=[read_back])
         return await self._call(self._kv.Txn, request)
 
     async def _range(self, prefix: str) -> tuple[tuple[Entry, ...], int]:
         """Return all entries below `prefix` and the store's revision at that moment."""
         start, end = self._bounds(prefix)
-        answer = await self._call(self._kv.Range, etcdrpc.RangeRequest(key=start, range_end=end))
-        return tuple(self._entry(pair) for pair in answer.kvs), int(answer.header.revision)
+        response = await self._call(self._kv.Range, etcdrpc.RangeRequest(key=start, range_end=end))
+        return tuple(self._entry(pair) for pair in response.kvs), int(response.header.revision)
 
     async def _follow(self, prefix: str, sink: Feed) -> None:
-        """Feed a watch for ever: after a loss go on from the last revision seen, or anew if that was
-        compacted.
+        """Feed a watch for ever: after a loss from the last revision seen, or by a new snapshot if that
+        revision was compacted.
         """
-        seen = 0
+        last_revision = 0
         while True:
             try:
-                if not seen:
-                    entries, seen = await self._range(prefix)
+                if not last_revision:
+                    entries, last_revision = await self._range(prefix)
                     sink.snapshot(entries)
-                async for answer in self._watch_from(prefix, seen + 1):
-                    if answer.compact_revision or answer.canceled:
-                        seen = 0
+                async for response in self._watch_from(prefix, last_revision + 1):
+                    if response.compact_revision or response.canceled:
+                        last_revision = 0
                         break
-                    for event in answer.events:
+                    for event in response.events:
                         if event.type == event.DELETE:
                             sink.deleted(self._key(event.kv))
                         else:
                             sink.changed(self._entry(event.kv))
-                    # A header may run ahead of the events that are still to come: believe it only without
-                    # any.
-                    if answer.events:
-                        seen = max(seen, int(answer.events[-1].kv.mod_revision))
-                    elif not answer.created:
-                        seen = max(seen, int(answer.header.revision))
+                    # A header's revision may be ahead of events still to come, so it counts only without
+                    # events.
+                    if response.events:
+                        last_revision = max(last_revision, int(response.events[-1].kv.mod_revision))
+                    elif not response.created:
+                        last_revision = max(last_revision, int(response.header.revision))
             except (StoreUnavailable, grpc.aio.AioRpcError) as error:
                 logger.debug("watch of %s: %s", prefix, error)
             await asyncio.sleep(RETRY_S)
 
     async def _watch_from(self, prefix: str, revision: int) -> AsyncIterator[Any]:
         start, end = self._bounds(prefix)
-        wanted = etcdrpc.WatchCreateRequest(
+        request = etcdrpc.WatchCreateRequest(
             key=start, range_end=end, start_revision=revision, progress_notify=True
         )
         call = self._watcher.Watch(wait_for_ready=True)
         try:
-            await call.write(etcdrpc.WatchRequest(create_request=wanted))
-            while (answer := await call.read()) is not grpc.aio.EOF:
-                yield answer
+            await call.write(etcdrpc.WatchRequest(create_request=request))
+            while (response := await call.read()) is not grpc.aio.EOF:
+                yield response
         finally:
             call.cancel()
 
     async def _call(self, method: Callable[..., Any], request: Any) -> Any:
         self._check_open()
         try:
-            # Waiting for the server costs nothing in clarity: the request has not been sent while we wait.
+            # The request isn't sent while we wait for the server, so a timeout then leaves nothing unclear.
             return await method(request, timeout=self._timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
 
     async def _keep_lease(self, lease_id: int) -> int:
-        """Prolong a lease; returns the seconds it has now, 0 if there is none."""
+        """Extend a lease; returns the seconds that it has now, 0 if it is gone."""
         self._check_open()
         call = self._leaser.LeaseKeepAlive(timeout=self._timeout_s, wait_for_ready=True)
         try:
             await call.write(etcdrpc.LeaseKeepAliveRequest(ID=lease_id))
-            answer = await call.read()
+            response = await call.read()
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
         finally:
             call.cancel()
-        if answer is grpc.aio.EOF:
-            raise StoreUnavailable("cannot prolong a lease: etcd ended the call without an answer")
-        return int(answer.TTL)
+        if response is grpc.aio.EOF:
+            raise StoreUnavailable("cannot extend a lease: etcd ended the call without an answer")
+        return int(response.TTL)
 
     def _full(self, key: str) -> bytes:
         return self._root + key.encode()
@@ -258,8 +257,8 @@ class EtcdStore(StoreBase):
     def _entry(self, pair: Any) -> Entry:
         return Entry(self._key(pair), bytes(pair.value), int(pair.mod_revision))
 
-    def _found(self, answer: Any) -> str:
-        pairs = answer.responses[0].response_range.kvs
+    def _found(self, response: Any) -> str:
+        pairs = response.responses[0].response_range.kvs
         return f"it is at {pairs[0].mod_revision}" if pairs else "it is gone"
 
 
@@ -272,7 +271,7 @@ class _EtcdLease(Lease):
         self._id = lease_id
 
     async def _refresh(self) -> None:
-        # etcd keeps the lease, not the key: a key that somebody deleted or replaced is not ours any more.
+        # etcd's lease outlives the key: a key that was deleted or replaced is not ours any more.
         if await self._store._keep_lease(self._id) > 0:
             entry = await self._store.get(self.key)
             if entry is not None and entry.revision == self.token:
@@ -280,7 +279,7 @@ class _EtcdLease(Lease):
         raise LeaseLost(f"cannot refresh the lease on {self.key}: it is gone or another's")
 
     async def _release(self) -> None:
-        # Takes the key along, and only if it still hangs on this lease.
+        # Deletes the key, too, but only if it still has this lease.
         await self._store._call(self._store._leaser.LeaseRevoke, etcdrpc.LeaseRevokeRequest(ID=self._id))
 
 

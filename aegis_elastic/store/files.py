@@ -1,6 +1,6 @@
-"""A store in a directory that several hosts may share: for what outlives jobs, where there is no server.
+"""A store in a directory that several hosts may share: for records that outlive jobs, without a server.
 
-`directory` says how it is kept, and what that is worth on a network file system.
+`directory.py` has the format, and the guarantees on a network file system.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ WATCH_S = 0.5
 class FileStore(StoreBase):
     """`Store` in one directory. Make it with `open`, end it with `close`.
 
-    All file operations run in one thread of the store's own, so that a file server that doesn't answer costs
-    an operation its time (StoreUnavailable) and never the event loop.
+    All file operations run in one thread of the store, so that a file server that doesn't answer makes an
+    operation time out (StoreUnavailable) and never blocks the event loop.
     """
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
@@ -47,7 +47,7 @@ class FileStore(StoreBase):
         self._files = Directory(directory)
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None]
         self._jobs = queue.SimpleQueue()
-        # A daemon: one that hangs in a dead file server must not keep the process from ending.
+        # A daemon thread: if it hangs on a dead file server, the process can still exit.
         self._thread = threading.Thread(target=self._work, name=f"store {directory}", daemon=True)
         self._thread.start()
 
@@ -65,37 +65,37 @@ class FileStore(StoreBase):
         return store
 
     async def prepare(self) -> None:
-        """What `open` does. Whoever tries again does it with the same store: its thread may still hang in the
-        file server, and another one would hang beside it.
+        """What `open` does. To try again, use the same store: its thread may still hang on the file server,
+        and another one would hang, too.
         """
-        await self._do(self._files.prepare)
+        await self._run(self._files.prepare)
 
     async def get(self, key: str) -> Entry | None:
         """See `Store.get`."""
         check_key(key)
-        held = await self._do(lambda: self._files.read(key))
-        return held.entry if held else None
+        stored = await self._run(lambda: self._files.read(key))
+        return stored.entry if stored else None
 
     async def create(self, key: str, value: bytes) -> int:
         """See `Store.create`."""
         check_value(key, value)
-        return await self._do(lambda: self._files.create(key, value, "", 0.0))
+        return await self._run(lambda: self._files.create(key, value, "", 0.0))
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """See `Store.update`."""
         check_value(key, value)
-        return await self._do(lambda: self._files.update(key, value, revision))
+        return await self._run(lambda: self._files.update(key, value, revision))
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """See `Store.delete`."""
         check_key(key)
-        await self._do(lambda: self._files.delete(key, revision))
+        await self._run(lambda: self._files.delete(key, revision))
 
     async def list(self, prefix: str) -> tuple[Entry, ...]:
         """See `Store.list`."""
         check_prefix(prefix)
-        found, _ = await self._do(lambda: self._files.list(prefix))
-        return tuple(held.entry for held in found)
+        found, _ = await self._run(lambda: self._files.list(prefix))
+        return tuple(stored.entry for stored in found)
 
     async def lease(self, key: str, value: bytes, ttl_s: float) -> Lease:
         """See `Store.lease`."""
@@ -103,8 +103,8 @@ class FileStore(StoreBase):
         check_ttl(key, ttl_s)
         taken_at_s = asyncio.get_running_loop().time()
         holder = secrets.token_hex(16)
-        token = await self._do(lambda: self._files.create(key, value, holder, ttl_s))
-        return self._hand_out(_FileLease(self, holder, key, token, ttl_s, taken_at_s))
+        token = await self._run(lambda: self._files.create(key, value, holder, ttl_s))
+        return self._register(_FileLease(self, holder, key, token, ttl_s, taken_at_s))
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -113,22 +113,22 @@ class FileStore(StoreBase):
 
     async def _follow(self, prefix: str, sink: Feed) -> None:
         loop = asyncio.get_running_loop()
-        seen, again_s = -1, math.inf
+        last_revision, list_again_s = -1, math.inf
         while True:
             try:
-                # The revision first: what is written while we list makes us look again.
-                revision = await self._do(self._files.revision)
-                if revision != seen or loop.time() >= again_s:
-                    found, left_s = await self._do(lambda: self._files.list(prefix))
-                    sink.snapshot(held.entry for held in found)
-                    # That a lease has run out is written down by nobody.
-                    seen, again_s = revision, loop.time() + left_s
+                # The revision first: a write during the listing causes another one.
+                revision = await self._run(self._files.revision)
+                if revision != last_revision or loop.time() >= list_again_s:
+                    found, left_s = await self._run(lambda: self._files.list(prefix))
+                    sink.snapshot(stored.entry for stored in found)
+                    # The expiry of a lease changes no revision.
+                    last_revision, list_again_s = revision, loop.time() + left_s
             except StoreUnavailable as error:
                 logger.debug("watch of %s: %s", prefix, error)
             await asyncio.sleep(WATCH_S)
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        """Run it in the store's thread. What has waited in vain for its turn is not done later on."""
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Run it in the store's thread. After a timeout, work that hasn't begun is not done."""
         self._check_open()
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._jobs.put((work, future))
@@ -150,7 +150,7 @@ class FileStore(StoreBase):
             except OSError as error:
                 why = f"cannot use the store in {self._files.path}: {error.strerror or error}"
                 future.set_exception(StoreUnavailable(why))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the work was asked for
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
                 future.set_exception(error)
 
 
@@ -163,7 +163,7 @@ class _FileLease(Lease):
         self._holder = holder
 
     async def _refresh(self) -> None:
-        await self._store._do(lambda: self._store._files.refresh(self.key, self._holder, self.ttl_s))
+        await self._store._run(lambda: self._store._files.refresh(self.key, self._holder, self.ttl_s))
 
     async def _release(self) -> None:
-        await self._store._do(lambda: self._store._files.delete(self.key, None, self._holder))
+        await self._store._run(lambda: self._store._files.delete(self.key, None, self._holder))

@@ -1,9 +1,9 @@
-"""A store in a NATS JetStream key-value bucket, over the bus connection that is there anyway.
+"""A store in a NATS JetStream key-value bucket, over the bus connection.
 
-What the client library's own KeyValue gets wrong for us, found by experiment: its `update` drops a key's time
+The client library's own KeyValue doesn't fit, as experiments have shown: its `update` drops a key's time
 to live; its `create` fails on a key that has expired until the marker of the expiry is gone; its `get` takes
 that marker for an empty value; its watches stay silent for many seconds after a server's restart. So writes
-are plain publishes with an expected revision here, and a watch is opened anew on every new connection.
+are plain publishes with an expected revision here, and a watch is opened again on every new connection.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 0.5
 # How long an expired key leaves a marker: long enough for watches to see it, short enough not to pile up.
 MARKER_TTL_S = 60.0
-# Each round means that somebody else changed the key between our look and our write.
+# In each round somebody else has changed the key between our read and our write.
 ROUNDS_MAX = 16
 
 BUCKET_CHARS_MAX = 200
@@ -63,11 +63,11 @@ T = TypeVar("T")
 class Bus(Protocol):
     """What the store needs of a bus connection."""
 
-    async def call(self, do: Callable[[Client], Awaitable[T]], timeout_s: float) -> T:
+    async def call(self, operation: Callable[[Client], Awaitable[T]], timeout_s: float) -> T:
         """Return what `do` does with nats-py's client."""
 
     def on_new_client(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever the client is another one; returns the undo."""
+        """Call `listener` whenever the client is a new one; returns how to stop that."""
 
 
 def bucket_name(*parts: str) -> str:
@@ -75,7 +75,7 @@ def bucket_name(*parts: str) -> str:
     names.
 
     Bucket names take `[A-Za-z0-9_-]` only: other bytes become `_XX`, the parts are joined by `__`, and what
-    is too long for a directory's name is cut and told apart by its digest.
+    is too long for a directory's name is cut and gets a digest.
     """
     name = "__".join(
         "".join(chr(byte) if byte in _BUCKET_PLAIN else f"_{byte:02X}" for byte in part.encode())
@@ -167,11 +167,11 @@ class JetStreamStore(StoreBase):
         taken_at_s = asyncio.get_running_loop().time()
         headers = {"Nats-TTL": str(math.ceil(ttl_s)), _HOLDER: secrets.token_hex(16)}
         token = await self._create(key, value, headers)
-        return self._hand_out(_JetStreamLease(self, key, value, headers, token, ttl_s, taken_at_s))
+        return self._register(_JetStreamLease(self, key, value, headers, token, ttl_s, taken_at_s))
 
     async def _create(self, key: str, value: bytes, headers: Mapping[str, str]) -> int:
-        """Create the key, absent or dead: an expired or deleted one is still there as a marker, with a
-        revision.
+        """Create the key if it is absent, expired or deleted: an expired or deleted one has left a marker
+        with a revision.
         """
         revision = 0
         for _ in range(ROUNDS_MAX):
@@ -215,16 +215,16 @@ class JetStreamStore(StoreBase):
 
         return await self._call(write)
 
-    async def _call(self, do: Callable[[Client], Awaitable[T]]) -> T:
-        """Do it within the time, again as long as the server has surely not done it: right after a restart
-        JetStream is not there yet, though the server is.
+    async def _call(self, operation: Callable[[Client], Awaitable[T]]) -> T:
+        """Run the operation, repeatedly within the timeout as long as the server has certainly not done it:
+        after a restart JetStream is ready later than the server.
         """
         self._check_open()
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + self._timeout_s, RETRY_FIRST_S
         while True:
             try:
-                return await self._bus.call(do, deadline - loop.time())
+                return await self._bus.call(operation, deadline - loop.time())
             except (nats.js.errors.NoStreamResponseError, nats.errors.NoRespondersError) as error:
                 problem: Exception = error
             except nats.js.errors.APIError as error:
@@ -244,14 +244,14 @@ class JetStreamStore(StoreBase):
         return await bucket.watch(f"{prefix}.>" if prefix else ">")
 
     async def _follow(self, prefix: str, sink: Feed) -> None:
-        """Feed a watch for ever: open it on this connection, and again on each that follows."""
-        new_link = asyncio.Event()
-        forget = self._bus.on_new_client(new_link.set)
+        """Feed a watch for ever, opened again on every new connection."""
+        new_client = asyncio.Event()
+        stop_listening = self._bus.on_new_client(new_client.set)
         try:
             while True:
-                new_link.clear()
+                new_client.clear()
                 reader = asyncio.ensure_future(self._read_on(prefix, sink))
-                renewed = asyncio.ensure_future(new_link.wait())
+                renewed = asyncio.ensure_future(new_client.wait())
                 try:
                     await asyncio.wait({reader, renewed}, return_when="FIRST_COMPLETED")
                     if reader.done():
@@ -261,13 +261,13 @@ class JetStreamStore(StoreBase):
                     reader.cancel()
                     await asyncio.wait({reader, renewed})
         finally:
-            forget()
+            stop_listening()
 
     async def _read_on(self, prefix: str, sink: Feed) -> None:
-        """Read a snapshot, then what comes, as long as this connection lives; ends by being cancelled."""
+        """Read a snapshot, then changes, as long as this connection lives; ends by cancellation."""
         while True:
             try:
-                watcher, entries = await self._call(lambda nc: self._begin(nc, prefix))
+                watcher, entries = await self._call(lambda nc: self._open_with_snapshot(nc, prefix))
             except StoreUnavailable as error:
                 logger.debug("watch of %s.%s: %s", self._bucket, prefix, error)
                 await asyncio.sleep(RETRY_MAX_S)
@@ -281,7 +281,9 @@ class JetStreamStore(StoreBase):
             finally:
                 await _stop(watcher)
 
-    async def _begin(self, nc: Client, prefix: str) -> tuple[KeyValue.KeyWatcher, tuple[Entry, ...]]:
+    async def _open_with_snapshot(
+        self, nc: Client, prefix: str
+    ) -> tuple[KeyValue.KeyWatcher, tuple[Entry, ...]]:
         watcher = await self._open_watcher(nc, prefix)
         try:
             return watcher, await _read_snapshot(watcher)
@@ -311,7 +313,7 @@ class _JetStreamLease(Lease):
         try:
             self._revision = await self._store._write(self.key, self._value, self._revision, self._headers)
         except RevisionConflict:
-            # Perhaps it was our own write, whose answer was lost: the name of the holder in it tells.
+            # It may be our own write, whose answer was lost: then it has our holder id.
             last = await self._store._last(self.key)
             holder = (last.headers or {}).get(_HOLDER) if last is not None else None
             if last is None or last.seq is None or holder != self._headers[_HOLDER]:
@@ -322,7 +324,7 @@ class _JetStreamLease(Lease):
         try:
             await self._store.delete(self.key, self._revision)
         except RevisionConflict:
-            return  # somebody else's already
+            return  # another holder's already
 
 
 def _entry(key: str, message: RawStreamMsg | None) -> Entry | None:
@@ -357,5 +359,5 @@ def _pass_on(update: KeyValue.Entry, sink: Feed) -> None:
 async def _stop(watcher: KeyValue.KeyWatcher) -> None:
     try:
         await watcher.stop()  # type: ignore[no-untyped-call]
-    except (nats.errors.Error, OSError) as error:  # its connection is gone, and it with it
+    except (nats.errors.Error, OSError) as error:  # its connection is gone
         logger.debug("stop a watch: %r", error)

@@ -1,4 +1,4 @@
-"""Leases: the part that all stores share, which is mostly about knowing in time that one is lost."""
+"""Leases: the part that all stores share, above all noticing in time that one is lost."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -7,17 +7,17 @@ from aegis_elastic.store.values import LeaseLost, StoreUnavailable
 
 
 class Lease(ABC):
-    """A key that is ours as long as we keep it, and vanishes by itself when we don't.
+    """A key that exists as long as we refresh it, and expires otherwise.
 
-    `token` is the revision at which the key was created: it grows from holder to holder, so a writer that
-    shows it can be told from its successor (fencing). `lost` is set when the lease is known or must be
-    assumed to be somebody else's: when a refresh finds it gone, or when none has succeeded for `ttl_s`, by
-    our own clock, counted from before the last good one was sent. It is never set late: the store lets go no
-    earlier than that. A lease refreshes itself every third of its time.
+    `token` is the revision at which the key was created: it grows from holder to holder, so it tells a writer
+    from its successor (fencing). `lost` is set when the lease is lost or must be assumed to be: when a
+    refresh finds it gone, or when none has succeeded for `ttl_s`, by our own clock, counted from before the
+    last successful one was sent. It is never set late: the store doesn't expire the key earlier. A lease
+    refreshes itself every third of `ttl_s`.
     """
 
     def __init__(self, key: str, token: int, ttl_s: float, taken_at_s: float) -> None:
-        """`taken_at_s` is the loop's time before the lease was asked for."""
+        """`taken_at_s`: the loop's time before the lease was requested."""
         self.key = key
         self.token = token
         self.ttl_s = ttl_s
@@ -25,7 +25,7 @@ class Lease(ABC):
         self._released = False
         self._refreshing = asyncio.Lock()
         self._deadline = asyncio.get_running_loop().call_at(taken_at_s + ttl_s, self.lost.set)
-        self._record_store = asyncio.create_task(self._keep(), name=f"lease {key}")
+        self._refresh_task = asyncio.create_task(self._refresh_regularly(), name=f"lease {key}")
 
     @property
     def held(self) -> bool:
@@ -33,23 +33,23 @@ class Lease(ABC):
         return not self._released and not self.lost.is_set()
 
     async def refresh(self) -> None:
-        """Prolong it now. LeaseLost if it is not ours any more; StoreUnavailable: it may still be."""
+        """Extend it now. LeaseLost if it is not ours any more; StoreUnavailable: it may still be."""
         async with self._refreshing:
             if not self.held:
                 raise LeaseLost(f"cannot refresh the lease on {self.key}: it is not ours any more")
             loop = asyncio.get_running_loop()
-            asked_at_s = loop.time()
+            sent_at_s = loop.time()
             try:
                 await self._refresh()
             except LeaseLost:
                 self._lose()
                 raise
-            if not self.lost.is_set():  # an answer that came too late revives nothing
+            if not self.lost.is_set():  # an answer that came too late doesn't count
                 self._deadline.cancel()
-                self._deadline = loop.call_at(asked_at_s + self.ttl_s, self.lost.set)
+                self._deadline = loop.call_at(sent_at_s + self.ttl_s, self.lost.set)
 
     async def release(self) -> None:
-        """Give the key up, if it is still ours; StoreUnavailable: it vanishes when its time is over."""
+        """Delete the key, if it is still ours. StoreUnavailable: it will expire."""
         if self._released:
             return
         self._end()
@@ -61,13 +61,13 @@ class Lease(ABC):
         """Stop refreshing; the key is left to expire. Stores call it when they close."""
         self._released = True
         self._deadline.cancel()
-        self._record_store.cancel()
+        self._refresh_task.cancel()
 
     def _lose(self) -> None:
         self._deadline.cancel()
         self.lost.set()
 
-    async def _keep(self) -> None:
+    async def _refresh_regularly(self) -> None:
         pause_s = self.ttl_s / 3
         while not self.lost.is_set():
             try:
@@ -77,13 +77,13 @@ class Lease(ABC):
                 try:
                     await self.refresh()
                 except StoreUnavailable:
-                    pause_s = self.ttl_s / 10  # while the deadline runs on
+                    pause_s = self.ttl_s / 10  # the deadline stays
                 except LeaseLost:
                     return
 
     @abstractmethod
     async def _refresh(self) -> None:
-        """Prolong the key in the store, or raise LeaseLost."""
+        """Extend the key in the store, or raise LeaseLost."""
 
     @abstractmethod
     async def _release(self) -> None:

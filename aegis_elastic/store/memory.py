@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, simulations, and as the plainest statement of the contract."""
+"""A store in this process's memory, for tests and simulations, and as the simplest form of the contract."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ WATCH_TIMEOUT_S = 5.0
 
 
 class MemoryBackend:
-    """The shared part: what several `MemoryStore`s see, as several clients see one server."""
+    """The state that several `MemoryStore`s share, as clients share a server."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
@@ -35,8 +35,8 @@ class MemoryBackend:
         self.revision += 1
         entry = Entry(key, value, self.revision)
         self.entries[key] = entry
-        for feed, wanted in self.feeds.items():
-            if wanted(key):
+        for feed, is_below in self.feeds.items():
+            if is_below(key):
                 feed.changed(entry)
         return self.revision
 
@@ -48,14 +48,14 @@ class MemoryBackend:
         if self.entries.pop(key, None) is None:
             return
         self.revision += 1
-        for feed, wanted in self.feeds.items():
-            if wanted(key):
+        for feed, is_below in self.feeds.items():
+            if is_below(key):
                 feed.deleted(key)
 
     def below(self, prefix: str) -> tuple[Entry, ...]:
         """All entries below the prefix, in order."""
-        wanted = below(prefix)
-        return tuple(entry for key, entry in sorted(self.entries.items()) if wanted(key))
+        is_below = below(prefix)
+        return tuple(entry for key, entry in sorted(self.entries.items()) if is_below(key))
 
 
 class MemoryStore(StoreBase):
@@ -107,7 +107,7 @@ class MemoryStore(StoreBase):
         check_ttl(key, ttl_s)
         taken_at_s = asyncio.get_running_loop().time()
         token = await self.create(key, value)
-        return self._hand_out(_MemoryLease(self._backend, key, token, ttl_s, taken_at_s))
+        return self._register(_MemoryLease(self._backend, key, token, ttl_s, taken_at_s))
 
     async def _follow(self, prefix: str, sink: Feed) -> None:
         self._backend.feeds[sink] = below(prefix)
@@ -117,33 +117,33 @@ class MemoryStore(StoreBase):
         finally:
             del self._backend.feeds[sink]
 
-    def _check_revision(self, what: str, key: str, revision: int) -> None:
+    def _check_revision(self, operation: str, key: str, revision: int) -> None:
         entry = self._backend.entries.get(key)
         found = entry.revision if entry is not None else None
         if found != revision:
-            raise RevisionConflict(f"cannot {what} {key} at revision {revision}: it is at {found}")
+            raise RevisionConflict(f"cannot {operation} {key} at revision {revision}: it is at {found}")
 
 
 class _MemoryLease(Lease):
     def __init__(self, backend: MemoryBackend, key: str, token: int, ttl_s: float, taken_at_s: float) -> None:
         super().__init__(key, token, ttl_s, taken_at_s)
         self._backend = backend
-        self._arm()
+        self._schedule_expiry()
 
-    def _arm(self) -> None:
+    def _schedule_expiry(self) -> None:
         later = asyncio.get_running_loop().call_later(self.ttl_s, self._backend.remove, self.key)
         self._backend.expiries[self.key] = later
 
     async def _refresh(self) -> None:
-        if not self._ours():
-            raise LeaseLost(f"cannot refresh the lease on {self.key}: it is somebody else's or gone")
+        if not self._is_ours():
+            raise LeaseLost(f"cannot refresh the lease on {self.key}: it is gone or another's")
         self._backend.expiries[self.key].cancel()
-        self._arm()
+        self._schedule_expiry()
 
     async def _release(self) -> None:
-        if self._ours():
+        if self._is_ours():
             self._backend.remove(self.key)
 
-    def _ours(self) -> bool:
+    def _is_ours(self) -> bool:
         entry = self._backend.entries.get(self.key)
         return entry is not None and entry.revision == self.token

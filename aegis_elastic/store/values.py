@@ -1,4 +1,4 @@
-"""Entries, changes, what can go wrong, and which keys are good: shared by all stores."""
+"""Entries, changes, errors and the limits of keys and values, shared by all stores."""
 
 import re
 from collections.abc import Callable
@@ -18,11 +18,11 @@ class StoreUnavailable(StoreError):
 
 
 class KeyExists(StoreError):
-    """Somebody was first: the key that was to be created is there."""
+    """The key that was to be created exists."""
 
 
 class RevisionConflict(StoreError):
-    """Somebody was quicker: the key no longer has the revision that the change was based on."""
+    """The key no longer has the revision that the change was based on."""
 
 
 class LeaseLost(StoreError):
@@ -30,13 +30,13 @@ class LeaseLost(StoreError):
 
 
 class BadKey(StoreError, ValueError):
-    """Our own fault: a key, prefix or value that no store takes. Escape foreign names with
+    """Our own fault: a key, prefix or value that no store accepts. Escape foreign names with
     `bus.subjects.escape`.
     """
 
 
 class Entry(NamedTuple):
-    """A key's value, and the revision at which it got it."""
+    """A key's value, and the revision at which it was written."""
 
     key: str
     value: bytes
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a watch tells: the key's newest entry, None when it is gone."""
+    """A change that a watch reports: the key's newest entry, None if it is gone."""
 
     key: str
     entry: Entry | None

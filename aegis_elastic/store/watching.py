@@ -1,8 +1,7 @@
-"""Following keys over a server's restarts: the part of a watch that all stores share.
+"""Watching keys over a server's restarts: the part that all stores share.
 
-A store feeds a `Watch` with whole snapshots and single changes; the watch knows what it has told already, and
-tells only what is new. So a store may take a new snapshot whenever it has lost the thread, and the listener
-never notices.
+A store feeds a `Watch` with whole snapshots and single changes; the watch reports only what differs from what
+it has reported. So a store may take a new snapshot whenever it may have missed changes.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ class Watch:
     """An async context manager and iterator of `Change`.
 
     On entering it holds `snapshot`, all entries below the prefix at that moment; the iteration begins with
-    these as changes, then waits for what comes, through every restart of the server, until the store is
+    these as changes, then waits for more, through every restart of the server, until the store is
     closed. State is level-triggered: of several changes of one key that the listener has not fetched yet, it
     gets the newest only, so a slow listener costs one slot a key. A refresh of a lease may or may not show as
     a change.
@@ -62,10 +61,10 @@ class Watch:
     async def stop(self) -> None:
         """End the watch; an iteration that waits ends too."""
         while self._task is not None and not self._task.done():
-            # Again and again: before Python 3.12 `wait_for` swallows one that comes with its answer.
+            # Repeatedly: before Python 3.12 `wait_for` swallows a cancellation that comes with its result.
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CANCEL_AGAIN_S)
-        self._state.news.set()
+        self._state.changes_pending.set()
 
     def __aiter__(self) -> "Watch":
         return self
@@ -76,9 +75,9 @@ class Watch:
                 return change
             if self._task is None or self._task.done():
                 if self._task is not None and not self._task.cancelled():
-                    self._task.result()  # what broke it, if anything did
+                    self._task.result()  # raises what has ended it, if anything has
                 raise StopAsyncIteration
-            waiting = asyncio.ensure_future(self._state.news.wait())
+            waiting = asyncio.ensure_future(self._state.changes_pending.wait())
             either: set[asyncio.Future[Any]] = {waiting, self._task}
             try:
                 await asyncio.wait(either, return_when="FIRST_COMPLETED")
@@ -87,17 +86,17 @@ class Watch:
 
 
 class Feed:
-    """Where a store puts what it sees; keeps what the listener has not fetched."""
+    """Takes what a store sees; keeps changes that the listener has not fetched."""
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()
-        self.news = asyncio.Event()
+        self.changes_pending = asyncio.Event()
         self.first: tuple[Entry, ...] = ()
         self._known: dict[str, int] = {}
         self._pending: dict[str, Change] = {}
 
     def snapshot(self, entries: Iterable[Entry]) -> None:
-        """Tell how everything is now; what differs from what was told before becomes a change."""
+        """Take the whole state; what differs from what was reported becomes a change."""
         entries = tuple(entries)
         for key in self._known.keys() - {entry.key for entry in entries}:
             self.deleted(key)
@@ -108,27 +107,27 @@ class Feed:
             self.ready.set()
 
     def changed(self, entry: Entry) -> None:
-        """Tell of a new value; an old one is ignored."""
+        """Take a new value; an old one is ignored."""
         if entry.revision > self._known.get(entry.key, 0):
             self._known[entry.key] = entry.revision
-            self._tell(Change(entry.key, entry))
+            self._add_pending(Change(entry.key, entry))
 
     def deleted(self, key: str) -> None:
-        """Tell that a key is gone; ignored if it was not there."""
+        """Take the end of a key; ignored if it was not there."""
         if self._known.pop(key, None) is not None:
-            self._tell(Change(key, None))
+            self._add_pending(Change(key, None))
 
     def take(self) -> Change | None:
         """Remove and return the change that waits longest."""
         for key in self._pending:
             change = self._pending.pop(key)
             if not self._pending:
-                self.news.clear()
+                self.changes_pending.clear()
             return change
-        self.news.clear()
+        self.changes_pending.clear()
         return None
 
-    def _tell(self, change: Change) -> None:
+    def _add_pending(self, change: Change) -> None:
         self._pending.pop(change.key, None)
         self._pending[change.key] = change
-        self.news.set()
+        self.changes_pending.set()

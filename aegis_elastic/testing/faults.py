@@ -1,12 +1,12 @@
-"""An `aegis-run` whose agent waits at gates, so that a test can strike in a phase that it has seen.
+"""An `aegis-run` whose agent waits at gates, so that a test can inject a fault in a known phase.
 
     python -m aegis_elastic.testing.faults GATES [arguments of aegis-run]
 
 Phases are over in milliseconds when nothing is wrong; "killed during Troubleshooting" would be luck. While
 the file `GATES/<action>` exists, the agent does what an order of that action asks
 (`core.protocol.orders.Action`: ready, bootcheck, stop, troubleshoot) but doesn't report that it has finished;
-it heeds newer orders as ever, and its heartbeat goes on. When the file goes, it reports, unless another order
-has come. Nothing of this is in the product: this module starts the same launcher with an agent of its own.
+it still handles newer orders, and its heartbeat goes on. When the file is removed, it reports, unless another
+order has come. Nothing of this is in the product: this module starts the same launcher with its own agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVENTS_BYTES = 4096
 
 
 class Gates:
-    """The test's side: all agents that were given this folder wait at its closed gates."""
+    """The test's side: all agents that have this folder wait at its closed gates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,12 +40,12 @@ class Gates:
         (self.folder / action.value).touch()
 
     def open(self, action: Action) -> None:
-        """Let them finish, those who wait and those who come."""
+        """Let them finish, those that wait and later ones."""
         (self.folder / action.value).unlink(missing_ok=True)
 
 
 class _Deletions:
-    """Readable when files have gone from a folder (inotify, which Python's library lacks)."""
+    """Readable when files were removed from a folder (by inotify, which Python's library lacks)."""
 
     def __init__(self, folder: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -58,12 +58,12 @@ class _Deletions:
         return self._fd
 
     def drain(self) -> None:
-        """Forget what has been told: the folder itself says what is."""
+        """Discard the events: the folder is read instead."""
         try:
             while os.read(self._fd, _EVENTS_BYTES):
                 pass
         except BlockingIOError:
-            return  # All read.
+            return  # all read
 
 
 def _gated_agent(folder: Path) -> Any:
@@ -76,7 +76,7 @@ def _gated_agent(folder: Path) -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._held: Callable[[], None] | None = None
+            self._delayed_finish: Callable[[], None] | None = None
             self._deletions = _Deletions(folder)
             self.selector.register(self._deletions, selectors.EVENT_READ, self._on_opened)
 
@@ -87,17 +87,17 @@ def _gated_agent(folder: Path) -> Any:
                 if self.state.order is order:
                     self.finish(findings, checks)
 
-            self._held = None
+            self._delayed_finish = None
             if order is not None and (folder / order.action.value).exists():
-                self._held = finish_if_current
+                self._delayed_finish = finish_if_current
             else:
                 super().finish(findings, checks)
 
         def _on_opened(self) -> None:
             self._deletions.drain()
-            held, self._held = self._held, None
-            if held is not None:
-                held()
+            delayed_finish, self._delayed_finish = self._delayed_finish, None
+            if delayed_finish is not None:
+                delayed_finish()
 
     class GatedAgent(AegisElasticAgent):
         """An agent of such a node."""

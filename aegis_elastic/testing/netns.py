@@ -7,9 +7,9 @@
 
 A host has its own hostname, addresses, firewall, /dev/shm, /etc/hosts (all hosts resolve by name) and, unless
 `private_tmp=False`, its own /tmp. Folders below /tmp are seen by all when named in `share`; the working
-folder and the interpreter's always are. Pids are the machine's, so a test can signal what it sees. The
-switch lives in a namespace too: two nets never meet, and nothing stays behind, not even after SIGKILL of
-the test (see `netns_keeper`).
+folder and the interpreter's always are. Pids are the machine's, so a test can signal them. The switch is in a
+namespace, too: two nets are separate, and nothing stays behind, not even after SIGKILL of the test (see
+`netns_owner`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from aegis_elastic.testing import netns_keeper
+from aegis_elastic.testing import netns_owner
 
 NETWORK = "10.88.0"
 HOSTS_MAX = 200
@@ -39,7 +39,7 @@ class NetnsUnavailable(RuntimeError):
 
 
 class Host:
-    """One host of a `Net`. `pid` is the process that keeps its namespaces in being."""
+    """One host of a `Net`. `pid` is the process that keeps its namespaces alive."""
 
     def __init__(self, name: str, address: str, index: int, pid: int, switch_pid: int) -> None:
         self.name = name
@@ -86,13 +86,13 @@ class Host:
     def block(self, *, dst: str | None = None, dst_port: int | None = None) -> None:
         """Drops, silently and both ways, TCP between this host and `dst_port` of `dst` (None: any).
 
-        Connections that stand are cut off too, as by a firewall in between; the loopback is never touched.
+        Open connections are cut, too, as by a firewall in between; the loopback is never affected.
         """
         for rule in self._rules(dst, dst_port):
             self._iptables("--append", rule)
 
     def unblock(self, *, dst: str | None = None, dst_port: int | None = None) -> None:
-        """Takes back the `block` of the same arguments; without any, every block of this host."""
+        """Undoes the `block` of the same arguments; without any, every block of this host."""
         if dst is None and dst_port is None:
             self._iptables("--flush", [])
             return
@@ -113,31 +113,31 @@ class Host:
             if megabits is None:
                 _inside(pid, ["tc", "qdisc", "delete", "dev", device, "root"])
                 continue
-            # A short queue: a long one would answer for the other direction's acknowledgements too.
+            # A short queue: a long one would delay the other direction's acknowledgements, too.
             shape = ["tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "30ms"]
             _inside(pid, ["tc", "qdisc", "replace", "dev", device, "root", *shape])
 
     def pids(self) -> list[int]:
         """All processes that run inside now."""
-        return netns_keeper.inhabitants({self._namespace}, {self.pid})
+        return netns_owner.pids_in({self._namespace}, {self.pid})
 
     def power_off(self) -> None:
         """Kills all that runs inside at once, as a power cut does; the host itself can be used again."""
-        left = netns_keeper.kill_all({self._namespace}, {self.pid})
+        left = netns_owner.kill_all({self._namespace}, {self.pid})
         if left:
             raise RuntimeError(f"cannot power off {self.name}: processes {left} did not die")
 
     @staticmethod
     def _rules(dst: str | None, dst_port: int | None) -> list[list[str]]:
-        there = ["OUTPUT", "--out-interface", "eth0", "--protocol", "tcp"]
-        back = ["INPUT", "--in-interface", "eth0", "--protocol", "tcp"]
+        outgoing = ["OUTPUT", "--out-interface", "eth0", "--protocol", "tcp"]
+        incoming = ["INPUT", "--in-interface", "eth0", "--protocol", "tcp"]
         if dst is not None:
-            there += ["--destination", dst]
-            back += ["--source", dst]
+            outgoing += ["--destination", dst]
+            incoming += ["--source", dst]
         if dst_port is not None:
-            there += ["--dport", str(dst_port)]
-            back += ["--sport", str(dst_port)]
-        return [[*there, "--jump", "DROP"], [*back, "--jump", "DROP"]]
+            outgoing += ["--dport", str(dst_port)]
+            incoming += ["--sport", str(dst_port)]
+        return [[*outgoing, "--jump", "DROP"], [*incoming, "--jump", "DROP"]]
 
     def _iptables(self, command: str, rule: list[str]) -> None:
         _inside(self.pid, ["iptables", "--wait", command, *rule])
@@ -165,24 +165,24 @@ class Net:
         # A clone or a virtual environment may itself lie below /tmp (CI's does).
         always = [path for path in (os.getcwd(), sys.prefix) if path.startswith("/tmp/")]
         self._share = [*always, *(str(path) for path in share)]
-        self._record_store: subprocess.Popen[str] | None = None
+        self._owner: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Net:
         _require_tools()
-        # A session of its own: Ctrl-C ends the test first, and the keeper then cleans up behind it.
-        keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", netns_keeper.__file__],
+        # A session of its own: Ctrl-C ends the test first, and the owner process then cleans up.
+        owner = subprocess.Popen(
+            [sys.executable, "-I", "-S", netns_owner.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        assert keeper.stdin is not None and keeper.stdout is not None
-        self._record_store = keeper
+        assert owner.stdin is not None and owner.stdout is not None
+        self._owner = owner
         request = {"hosts": self._addresses, "private_tmp": self._private_tmp, "share": self._share}
-        keeper.stdin.write(json.dumps(request) + "\n")
-        keeper.stdin.flush()
-        answer = json.loads(keeper.stdout.readline() or '{"error": "the keeper process ended"}')
+        owner.stdin.write(json.dumps(request) + "\n")
+        owner.stdin.flush()
+        answer = json.loads(owner.stdout.readline() or '{"error": "the owner process ended"}')
         if "error" in answer:
             self._close()
             raise NetnsUnavailable(f"cannot make network namespaces: {answer['error']}")
@@ -194,17 +194,17 @@ class Net:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._close() != 0 and error is None:
-            raise RuntimeError("cannot close the net cleanly: see the keeper's message on stderr")
+            raise RuntimeError("cannot close the net cleanly: see the owner process's message on stderr")
 
     def _close(self) -> int:
-        keeper, self._record_store = self._record_store, None
+        owner, self._owner = self._owner, None
         self.hosts.clear()
-        assert keeper is not None and keeper.stdin is not None and keeper.stdout is not None
-        keeper.stdin.close()
+        assert owner is not None and owner.stdin is not None and owner.stdout is not None
+        owner.stdin.close()
         try:
-            return keeper.wait(CLOSE_TIMEOUT_S)
+            return owner.wait(CLOSE_TIMEOUT_S)
         finally:
-            keeper.stdout.close()
+            owner.stdout.close()
 
 
 def _require_tools() -> None:

@@ -119,11 +119,11 @@ class Etcd(Backend):
         )
         log = self._process.stderr
         assert log is not None
-        said = b""
-        while not re.search(rb"serving .*client (traffic|requests)", said):
+        output = b""
+        while not re.search(rb"serving .*client (traffic|requests)", output):
             line = await asyncio.wait_for(log.readline(), 20)
-            assert line, f"etcd did not start: {said.decode()[-2000:]}"
-            said += line
+            assert line, f"etcd did not start: {output.decode()[-2000:]}"
+            output += line
         self._log = asyncio.create_task(_drain(log))
 
     async def crash(self) -> None:
@@ -205,10 +205,10 @@ async def wait_change(
 ) -> None:
     """Wait until the watch tells of `key` what is wanted."""
 
-    async def look() -> None:
+    async def poll() -> None:
         async for change in watch:
             if change.key == key and wanted(change.entry):
                 return
         raise AssertionError("the watch ended")
 
-    await asyncio.wait_for(look(), timeout_s)
+    await asyncio.wait_for(poll(), timeout_s)

@@ -19,7 +19,7 @@ from aegis_elastic.store.contract import KeyExists, StoreError, StoreUnavailable
 from aegis_elastic.store.directory import ENTRIES, LOCK_FILE, REVISION_FILE, TEMPORARY, Directory, Head
 from aegis_elastic.store.files import FileStore
 
-# Writes as fast as it can until it is killed, and says each write only after it was acknowledged.
+# Writes as fast as it can until it is killed, and prints each write only after it was acknowledged.
 WRITER = """
 import asyncio, sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def writer(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.close()
 
 
-def said(process: subprocess.Popen[bytes], lines: int) -> list[int]:
+def printed_numbers(process: subprocess.Popen[bytes], lines: int) -> list[int]:
     assert process.stdout is not None
     return [int(process.stdout.readline()) for _ in range(lines)]
 
@@ -64,11 +64,11 @@ def test_writers_killed_at_any_moment_leave_whole_entries(tmp_path: Path) -> Non
     acknowledged: list[int] = []
     for life in range(4):
         with writer(tmp_path / "s") as one, writer(tmp_path / "s") as other:
-            mine, others = said(one, 20 + life), said(other, 20)
+            mine, others = printed_numbers(one, 20 + life), printed_numbers(other, 20)
             one.kill()
             assert one.stdout is not None
             mine += [int(line) for line in one.stdout.read().split()]
-            others += said(other, 5)  # its lock went with it: nobody waits for the dead
+            others += printed_numbers(other, 5)  # its lock was released with it
             other.kill()
             assert other.stdout is not None
             others += [int(line) for line in other.stdout.read().split()]
@@ -76,16 +76,16 @@ def test_writers_killed_at_any_moment_leave_whole_entries(tmp_path: Path) -> Non
             assert min(mine + others) > max(acknowledged, default=0), "revisions went back"
             acknowledged += mine + others
 
-    async def look() -> None:
+    async def check() -> None:
         store = await FileStore.open(tmp_path / "s")
         entry = await store.get("count")
         assert entry is not None
-        # At most one write of each life was done without being said.
+        # At most one write of each life was done without being printed.
         assert len(acknowledged) <= int(entry.value) <= len(acknowledged) + 8
         assert entry.revision >= max(acknowledged)
         await store.close()
 
-    asyncio.run(look())
+    asyncio.run(check())
 
 
 def test_a_stopped_holder_of_the_lock_costs_others_their_time_and_nothing_else(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def serve(net: Net, index: int, port: int) -> subprocess.Popen[str]:
 
 
 def ask(net: Net, index: int, address: str, port: int, timeout_s: float = 5.0) -> str:
-    asked = net.hosts[index].run([sys.executable, "-c", ASK, address, str(port), str(timeout_s)])
-    return asked.stdout.strip()
+    done = net.hosts[index].run([sys.executable, "-c", ASK, address, str(port), str(timeout_s)])
+    return done.stdout.strip()
 
 
 def test_each_host_has_its_own_name_address_tmp_and_shared_memory(net: Net) -> None:
@@ -189,8 +189,8 @@ def test_a_user_without_rights_is_told_why() -> None:
         "    print(why)\n"
     )
     if os.geteuid() == 0:
-        said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        assert "needs root" in said.stdout
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert "needs root" in done.stdout
 
 
 def test_three_hosts_are_up_at_once(net: Net) -> None:

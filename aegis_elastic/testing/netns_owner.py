@@ -42,9 +42,9 @@ def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
 def _private_files(hosts: dict[str, str], private_tmp: bool, share: list[str]) -> None:
     """Gives this mount namespace its own /dev/shm, /etc/hosts and, if asked, /tmp, `share` excepted."""
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
-    kept = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in share]
+    shared = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in share]
     _mount("tmpfs", "/dev/shm", "tmpfs", 0)
-    # Written on the host's own tmpfs first: the names must resolve inside, the machine's file stays as it is.
+    # Written to the host's own tmpfs first, then mounted: the machine's own file must not change.
     names = "/dev/shm/.hosts"
     with open(names, "w", encoding="ascii") as file:
         file.write("127.0.0.1 localhost\n::1 localhost\n")
@@ -53,25 +53,25 @@ def _private_files(hosts: dict[str, str], private_tmp: bool, share: list[str]) -
     os.unlink(names)
     if private_tmp:
         _mount("tmpfs", "/tmp", "tmpfs", 0)  # a tmpfs is born with mode 1777
-        for path, handle in kept:
+        for path, handle in shared:
             os.makedirs(path, exist_ok=True)
             _mount(f"/proc/self/fd/{handle}", path, None, MS_BIND | MS_REC)
-    for _, handle in kept:
+    for _, handle in shared:
         os.close(handle)
 
 
 def _anchor(flags: int, prepare: Callable[[], None] | None = None) -> int:
-    """Forks a process into new namespaces and returns its pid once it stands in them and `prepare` has run.
+    """Forks a process into new namespaces and returns its pid once it is in them and `prepare` has run.
 
-    It does nothing but keep them in being, and dies with this process. A failure comes back as OSError.
+    It only keeps them alive, and dies with this process. Raises OSError if it fails.
     """
     reader, writer = os.pipe()
-    keeper = os.getpid()
+    owner = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != keeper:
+            if os.getppid() != owner:
                 os._exit(1)
             _check(_libc.unshare(flags), "unshare namespaces")
             if prepare is not None:
@@ -85,11 +85,11 @@ def _anchor(flags: int, prepare: Callable[[], None] | None = None) -> int:
         finally:
             os._exit(1)
     os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        said = answer.read().decode()
-    if said != "ok":
+    with os.fdopen(reader, "rb") as pipe:
+        message = pipe.read().decode()
+    if message != "ok":
         os.waitpid(pid, 0)
-        raise OSError(said or "cannot make a namespace: its process ended")
+        raise OSError(message or "cannot make a namespace: its process ended")
     return pid
 
 
@@ -112,28 +112,28 @@ def build(request: dict[str, object], pids: list[int]) -> dict[str, object]:
         def prepare(name: str = host) -> None:
             socket.sethostname(name)
             _private_files(hosts, private_tmp, share)
-            # No second, undecided address on the wire; ::1 on the loopback stays, as on any machine.
+            # No IPv6 address on the link besides; ::1 on the loopback stays.
             with open("/proc/sys/net/ipv6/conf/default/disable_ipv6", "w", encoding="ascii") as file:
                 file.write("1")
 
         pids.append(_anchor(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS, prepare))
-    wires = ["link add bridge type bridge", "link set bridge up"]
+    commands = ["link add bridge type bridge", "link set bridge up"]
     for port, pid in enumerate(pids[1:]):
-        wires += [
+        commands += [
             f"link add port{port} type veth peer name eth0 netns {pid}",
             f"link set port{port} master bridge up",
         ]
-    _ip(switch, wires)
+    _ip(switch, commands)
     for address, pid in zip(hosts.values(), pids[1:], strict=True):
         _ip(pid, ["link set lo up", f"address add {address}/24 dev eth0", "link set eth0 up"])
     return {"switch": switch, "hosts": pids[1:]}
 
 
-def inhabitants(namespaces: set[str], besides: set[int]) -> list[int]:
+def pids_in(namespaces: set[str], except_pids: set[int]) -> list[int]:
     """Pids of all processes whose network namespace is one of `namespaces` ("net:[4026...]")."""
     found = []
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) in besides:
+        if not entry.isdigit() or int(entry) in except_pids:
             continue
         try:
             if os.readlink(f"/proc/{entry}/ns/net") in namespaces:
@@ -143,10 +143,10 @@ def inhabitants(namespaces: set[str], besides: set[int]) -> list[int]:
     return found
 
 
-def kill_all(namespaces: set[str], besides: set[int]) -> list[int]:
+def kill_all(namespaces: set[str], except_pids: set[int]) -> list[int]:
     """Kills what runs in `namespaces` until nothing is left; returns what would not die."""
     for _ in range(KILL_ROUNDS_MAX):
-        pids = inhabitants(namespaces, besides)
+        pids = pids_in(namespaces, except_pids)
         if not pids:
             return []
         handles = []
@@ -167,7 +167,7 @@ def kill_all(namespaces: set[str], besides: set[int]) -> list[int]:
                     break
         for handle in handles:
             os.close(handle)
-    return inhabitants(namespaces, besides)
+    return pids_in(namespaces, except_pids)
 
 
 def main() -> int:
