@@ -1,8 +1,8 @@
 """The job's record in the store: found or begun at the start, then changed by compare-and-swap only.
 
 The job record is one value, so count and phase can't come apart. Beside it stand the workers' identities
-(and, for large jobs, the list of seats); `core.accounts.record` says in which order they are written, so that
-a master can die anywhere.
+(and, for large jobs, the order of workers); `core.accounts.record` says in which order they are written, so
+that a master can die anywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ JOB_KEY = "job"
 WORKER_PREFIX = "worker"
 WORKER_ORDER_PREFIX = "seats"
 ARCHIVE_PREFIX = "archive"
-
 
 TOKEN_CHARS_MAX = 200
 # So many workers' records are written at a time: one after the other, a thousand take longer than all the
@@ -51,7 +50,7 @@ class JobRecordStore:
         """The status to go on with: the record's, or a new one. Named "adopt" or "create" like journal lines.
 
         A terminal record is archived and the next generation begins; so is one that isn't to be resumed, or
-        of a job of another size: its seats would leave some of the new nodes without work, or wait for ever.
+        of a job of another size: its ranks would leave some of the new nodes without work, or wait for ever.
         But a generation that this plane `leads` is always gone on with: its agents know no other, and if it
         has ended they may not have heard so.
         """

@@ -1,13 +1,13 @@
-"""What can happen to a job, as values. Events state facts; only `Reconcile` decides what follows from them.
+"""Events: what can happen to a job, as values. Effects: what `step` wants done.
 
-Two kinds: facts from outside (a worker joined, was lost, finished its order, failed, someone wants to quit)
-and the controller's own turn (`Reconcile`). Facts that arrive together are therefore judged together: two
-agents lost in one moment are two counted losses, not one counted and one free.
+Events are facts from outside (a worker joined, was lost, finished its order, failed, a request to quit), and
+`Reconcile`, on which the machine decides what follows from the facts. Facts that arrive together are
+therefore judged together: two agents lost in one moment are two counted losses, not one counted and one free.
 """
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import ClassVar, get_args
 
 import msgspec
 
@@ -15,11 +15,18 @@ from aegis_elastic.core.model import CheckResult, Failure, Verdict
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="type", rename="camel"):
-    """Base of all events: one JSON object each, told apart by `type`."""
+    """Base of all events: one JSON object each, distinguished by `type`.
+
+    `in_log`: worth a line of the log for people. `in_journal_unchanged`: worth a line of the journal even if
+    it changed nothing and has no effects; what is reported again and again is not.
+    """
+
+    in_log: ClassVar[bool] = True
+    in_journal_unchanged: ClassVar[bool] = True
 
 
 class Finding(msgspec.Struct, frozen=True, rename="camel"):
-    """A check that did not pass: its name, the code of what it found, and whose fault that points at."""
+    """A failed check: its name, the code of what it found, and whose fault that points at."""
 
     check: str
     finding: str
@@ -30,9 +37,11 @@ class Join(_Event, tag="join", frozen=True, rename="camel"):
     """An agent made first contact. A known `worker` with another `uid` is that agent's next life.
 
     `nproc` training processes; `ordinal` the node rank that the user gave (-1: none); `node_ip` numeric;
-    `risk` the node's score over jobs (`core.policy.node_records`, 0: clean), by which waiting spares are in
-    line.
+    `risk` the node's score over jobs (`core.policy.node_records`, 0: clean), which orders waiting spares.
     """
+
+    in_log: ClassVar[bool] = False
+    in_journal_unchanged: ClassVar[bool] = False
 
     worker: str
     uid: str
@@ -48,7 +57,7 @@ class Join(_Event, tag="join", frozen=True, rename="camel"):
 
 
 class Lost(_Event, tag="lost", frozen=True, rename="camel"):
-    """Agents that are known to have ended: (worker, uid) pairs that were noticed together."""
+    """Agents that are known to have ended: the (worker, uid) pairs detected together."""
 
     agents: tuple[tuple[str, str], ...]
     reason: str
@@ -57,17 +66,23 @@ class Lost(_Event, tag="lost", frozen=True, rename="camel"):
 class Offer(_Event, tag="offer", frozen=True, rename="camel"):
     """A worker holds an empty TCPStore ready at `store` (`host:port`) for the next process group."""
 
+    in_log: ClassVar[bool] = False
+    in_journal_unchanged: ClassVar[bool] = False
+
     worker: str
     uid: str
     store: str
 
 
 class Finish(_Event, tag="finish", frozen=True, rename="camel"):
-    """A worker did what the order `seq_num` of this incarnation asked.
+    """A worker has carried out the order `seq_num` of this incarnation.
 
-    `findings`: its checks that did not pass. `store`: address of the TCPStore that it holds ready for the
-    next start. `timings_s`: how long the parts of its work took ("stop_s", "diagnose_s").
+    `findings`: its failed checks. `store`: address of the TCPStore that it holds ready for the next start.
+    `timings_s`: how long the parts of its work took ("stop_s", "diagnose_s").
     """
+
+    in_log: ClassVar[bool] = False
+    in_journal_unchanged: ClassVar[bool] = False
 
     worker: str
     uid: str
@@ -80,10 +95,10 @@ class Finish(_Event, tag="finish", frozen=True, rename="camel"):
 
 
 class Started(_Event, tag="started", frozen=True, rename="camel"):
-    """A worker's training processes of this incarnation are running; nothing to decide, but worth a line.
+    """A worker's training processes of this incarnation are running; recorded, nothing is decided by it.
 
     `timings_s`: "rendezvous_s" and "start_s", from the order's arrival to the last process started; later,
-    once for all, "first_step_s", from there until every rank had made a step.
+    once for all ranks, "first_step_s", from there until every rank had made a step.
     """
 
     worker: str
@@ -113,9 +128,10 @@ class Error(_Event, tag="error", frozen=True, rename="camel"):
 
 
 class Independent(_Event, tag="independent", frozen=True, rename="camel"):
-    """While the plane was away, `incarnation` ended by `worker`'s failure and its agents restarted together.
+    """While the plane was unreachable, `incarnation` ended by `worker`'s failure and the agents restarted
+    standalone.
 
-    Every agent reports it when the plane is back; the first report counts, the others find it done.
+    Every agent reports it when the plane is back; the first report counts, the others change nothing.
     `ended`: the limit was reached and the agents closed the job instead of restarting.
     """
 
@@ -127,7 +143,7 @@ class Independent(_Event, tag="independent", frozen=True, rename="camel"):
 
 
 class Quit(_Event, tag="quit", frozen=True, rename="camel"):
-    """Someone outside wants the job closed."""
+    """A request from outside to close the job."""
 
     reason: str
 
@@ -139,9 +155,9 @@ class Requeued(_Event, tag="requeued", frozen=True, rename="camel"):
 
 
 class Noted(_Event, tag="noted", frozen=True, rename="camel"):
-    """Somebody saw something odd: a line of the journal, and nothing follows from it.
+    """An observation for the journal; nothing is decided by it.
 
-    `code` is for machines ("memory.leak", "guard.would_act"), `time` in wall seconds of who saw it.
+    `code` is for machines ("memory.leak", "guard.would_act"), `time` in wall seconds of the observer.
     """
 
     worker: str
@@ -152,7 +168,10 @@ class Noted(_Event, tag="noted", frozen=True, rename="camel"):
 
 
 class Progress(_Event, tag="progress", frozen=True, rename="camel"):
-    """The highest step that training is known to have reached; told before a decision that depends on it."""
+    """The highest step that training is known to have reached; given before a decision that depends on it."""
+
+    in_log: ClassVar[bool] = False
+    in_journal_unchanged: ClassVar[bool] = False
 
     step: int
 
@@ -160,8 +179,10 @@ class Progress(_Event, tag="progress", frozen=True, rename="camel"):
 class Saved(_Event, tag="saved", frozen=True, rename="camel"):
     """A checkpoint of this step is complete: from here training can go on, so now a node may be evicted.
 
-    `kind` is the framework's ("dcp", "megatron", ...), `time` in wall seconds of who saw it.
+    `kind` is the framework's ("dcp", "megatron", ...), `time` in wall seconds of the observer.
     """
+
+    in_journal_unchanged: ClassVar[bool] = False
 
     step: int
     path: str
@@ -170,10 +191,12 @@ class Saved(_Event, tag="saved", frozen=True, rename="camel"):
 
 
 class Mark(_Event, tag="mark", frozen=True, rename="camel"):
-    """A detector's verdict on a node. It kills nothing: acting on it needs `Act` or `Evict` from the guard.
+    """A detector's verdict on a node. It ends nothing: that needs the storm guard's `Act` or `Evict`.
 
-    `worker` is who showed it; the mark is the node's, and stays there when the worker moves on.
+    `worker` is the one that showed it; the mark belongs to the node and stays when the worker moves.
     """
+
+    in_journal_unchanged: ClassVar[bool] = False
 
     node_name: str
     worker: str
@@ -182,7 +205,9 @@ class Mark(_Event, tag="mark", frozen=True, rename="camel"):
 
 
 class Unmark(_Event, tag="unmark", frozen=True, rename="camel"):
-    """The condition has gone: whatever was allowed because of it no longer is."""
+    """The condition is over: what was allowed because of it no longer is."""
+
+    in_journal_unchanged: ClassVar[bool] = False
 
     node_name: str
     verdict: Verdict
@@ -190,9 +215,9 @@ class Unmark(_Event, tag="unmark", frozen=True, rename="camel"):
 
 
 class Act(_Event, tag="act", frozen=True, rename="camel"):
-    """The guard allows the restart of a frozen or desynced rank now: counts as an Error of that worker.
+    """The storm guard allows the restart of a frozen or desynced rank now: counts as an Error of that worker.
 
-    `verdict` is that of the mark, or "manual": somebody asked for a restart, which needs no mark.
+    `verdict` is that of the mark, or "manual": a restart on request, which needs no mark.
     """
 
     worker: str
@@ -201,15 +226,15 @@ class Act(_Event, tag="act", frozen=True, rename="camel"):
 
 
 class Evict(_Event, tag="evict", frozen=True, rename="camel"):
-    """The guard allows that this marked node leaves: a slow one at a checkpoint boundary, a hung one now."""
+    """The storm guard allows an eviction: of a slow node at a checkpoint boundary, of a hung one now."""
 
     node_name: str
     reason: str
 
 
 class Relieve(_Event, tag="relieve", frozen=True, rename="camel"):
-    """This node has used up what automation may do to it today: the recovery from its exit should rather give
-    its seats to spares than start there once more.
+    """Automation has done all that it may to this node today: recovery from its exit should replace its
+    workers by spares rather than start there once more.
     """
 
     node_name: str
@@ -219,6 +244,8 @@ class Relieve(_Event, tag="relieve", frozen=True, rename="camel"):
 class Fit(_Event, tag="fit", frozen=True, rename="camel"):
     """A waiting spare has been checked: `fit` if it passed bootcheck and performance."""
 
+    in_journal_unchanged: ClassVar[bool] = False
+
     worker: str
     uid: str
     fit: bool
@@ -226,7 +253,9 @@ class Fit(_Event, tag="fit", frozen=True, rename="camel"):
 
 
 class Taint(_Event, tag="taint", frozen=True, rename="camel"):
-    """The cluster's ErrorNodes name this node: it is refused, until `until` (wall seconds; 0: no end)."""
+    """The cluster's ErrorNodes list this node: it is refused, until `until` (wall seconds; 0: no end)."""
+
+    in_journal_unchanged: ClassVar[bool] = False
 
     node_name: str
     reason: str
@@ -237,30 +266,34 @@ class Taint(_Event, tag="taint", frozen=True, rename="camel"):
 class Untaint(_Event, tag="untaint", frozen=True, rename="camel"):
     """The node may be used again."""
 
+    in_journal_unchanged: ClassVar[bool] = False
+
     node_name: str
     reason: str
 
 
 class Hold(_Event, tag="hold", frozen=True, rename="camel"):
-    """It is not the nodes: a dependency is down for everybody, or too many fail together.
+    """The nodes are not at fault: a dependency is down for all, or too many fail together.
 
-    The recovery waits for `Release`, at most until `until` (wall s); this incarnation's charge is given back.
+    The recovery waits for `Release`, at most until `until` (wall s); this incarnation's charge is refunded.
     """
+
+    in_journal_unchanged: ClassVar[bool] = False
 
     reason: str
     until: float
 
 
 class Release(_Event, tag="release", frozen=True, rename="camel"):
-    """What everybody waited for is there again."""
+    """The dependency that the recovery waited for is back."""
+
+    in_journal_unchanged: ClassVar[bool] = False
 
     reason: str
 
 
 class Relaunched(_Event, tag="relaunched", frozen=True, rename="camel"):
-    """The platform makes these machines anew, whose workers never came; wait for them until `until` (wall
-    s).
-    """
+    """The platform recreates these machines, whose workers never joined; wait until `until` (wall s)."""
 
     machines: tuple[str, ...]
     until: float
@@ -268,8 +301,8 @@ class Relaunched(_Event, tag="relaunched", frozen=True, rename="camel"):
 
 
 class Cleared(_Event, tag="cleared", frozen=True, rename="camel"):
-    """Workers never came, and the platform doesn't control this job: all its machines are made anew, one
-    retry is counted, and what comes in their place runs as a plain job.
+    """Workers never joined, and the platform doesn't control this job: all its machines are recreated, one
+    retry is counted, and what joins in their place runs as a plain job.
     """
 
     machines: tuple[str, ...]
@@ -277,7 +310,7 @@ class Cleared(_Event, tag="cleared", frozen=True, rename="camel"):
 
 
 class Reconcile(_Event, tag="reconcile", frozen=True, rename="camel"):
-    """The controller's turn: decide what follows from the facts and from the time that has passed."""
+    """Decide what follows from the facts and from the time that has passed."""
 
 
 Event = (
@@ -289,9 +322,7 @@ EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
 
 class Publish(msgspec.Struct, frozen=True, tag_field="type", tag="publish", rename="camel"):
-    """Send the order that the new status wants (`core.protocol.orders.wanted`), and repeat it until
-    acknowledged.
-    """
+    """Send the new status's order (`core.protocol.orders.derive_order`), and repeat it until acknowledged."""
 
     step: int
     seq_num: int
@@ -307,7 +338,7 @@ class RecordErrorNode(msgspec.Struct, frozen=True, tag_field="type", tag="record
 
 
 class Dismiss(msgspec.Struct, frozen=True, tag_field="type", tag="dismiss", rename="camel"):
-    """Tell this agent to leave: a faulty or refused node (`leave`), or one that is not known here."""
+    """Direct this agent to leave: its node is faulty or refused, or the agent is unknown here."""
 
     step: int
     worker: str
@@ -316,7 +347,7 @@ class Dismiss(msgspec.Struct, frozen=True, tag_field="type", tag="dismiss", rena
 
 
 class Renew(msgspec.Struct, frozen=True, tag_field="type", tag="renew", rename="camel"):
-    """Level 2: this agent executes itself again in a clean process, and joins with a new uid."""
+    """Level 2: this agent re-executes itself in a clean process, and joins with a new uid."""
 
     step: int
     worker: str
@@ -325,7 +356,7 @@ class Renew(msgspec.Struct, frozen=True, tag_field="type", tag="renew", rename="
 
 
 class Page(msgspec.Struct, frozen=True, tag_field="type", tag="page", rename="camel"):
-    """Call a human. Pages of one `key` are one incident."""
+    """Call an operator. Pages of one `key` are one incident."""
 
     step: int
     key: str
@@ -334,7 +365,7 @@ class Page(msgspec.Struct, frozen=True, tag_field="type", tag="page", rename="ca
 
 
 class Close(msgspec.Struct, frozen=True, tag_field="type", tag="close", rename="camel"):
-    """The job has ended: tell everybody, write the report, archive the record."""
+    """The job has ended: order all to close, write the report, archive the record."""
 
     step: int
     outcome: str
@@ -342,7 +373,7 @@ class Close(msgspec.Struct, frozen=True, tag_field="type", tag="close", rename="
 
 
 class Remake(msgspec.Struct, frozen=True, tag_field="type", tag="remake", rename="camel"):
-    """Have the platform make these machines anew."""
+    """Have the platform recreate these machines."""
 
     step: int
     machines: tuple[str, ...]

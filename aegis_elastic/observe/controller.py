@@ -1,4 +1,4 @@
-"""The desk of the metrics: it follows the job's decisions and serves what they come to."""
+"""The metrics' controller: it follows the job's transitions and serves the metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MetricsController:
         self._earlier: Callable[[], Iterable[Line]] | None = earlier
 
     async def open(self, host: str, port: int) -> str:
-        """Serve; returns the URL, "" if it can't be: that is said in the log, and no reason to end."""
+        """Serve; returns the URL, "" if it can't be: that is logged, and no reason to end."""
         try:
             return await self._endpoint.open(host, port)
         except (OSError, OverflowError) as error:
@@ -43,13 +43,13 @@ class MetricsController:
             return ""
 
     def on_report(self, report: Message, now_s: float) -> None:
-        """Nothing: what counts are decisions."""
+        """Nothing: metrics follow transitions."""
 
     def on_transitions(self, status: Status, transitions: Sequence[tuple[Event, Transition]]) -> None:
-        """Count these; at the first call, with none, all that the journal tells."""
+        """Count these; at the first call, with none, those of the journal."""
         try:
             if self._earlier is not None:
-                self._recall(self._earlier)
+                self._follow_earlier(self._earlier)
                 self._earlier = None
             at = self._now()
             for event, transition in transitions:
@@ -66,7 +66,7 @@ class MetricsController:
         """Nothing."""
         return ()
 
-    def _recall(self, earlier: Callable[[], Iterable[Line]]) -> None:
+    def _follow_earlier(self, earlier: Callable[[], Iterable[Line]]) -> None:
         try:
             lines = list(earlier())
             if takes_long(lines):

@@ -168,8 +168,8 @@ class _Now(Collector):
             ("retries_max", "Restarts that the job may use", spec.max_retry),
             ("reschedules", "Restarts for hardware, which don't count", status.reschedules),
             ("evictions", "Nodes that were let go because they were slow or hung", status.evictions),
-            ("workers", "Workers that have a seat", len(status.workers)),
-            ("spares", "Workers that wait for one", len(status.spares)),
+            ("workers", "Workers that have ranks", len(status.workers)),
+            ("spares", "Workers that wait for ranks", len(status.spares)),
             ("step_highest", "Highest training step that is known of; -1: none", status.highest_step),
             ("step_saved", "Step of the newest checkpoint that is known of; -1: none", status.saved_step),
             ("held", "1 while the recovery waits for something outside", int(bool(status.held))),
@@ -204,7 +204,7 @@ _USAGES: tuple[tuple[str, str, Callable[[Usage], float | None]], ...] = (
     ("node_gpu_utilisation", "Mean of its ranks' GPUs, 0 to 1", lambda each: each.gpu_utilisation),
     ("ranks_cpu_cores", "Processors its ranks use", lambda each: sum(r.cpu_cores for r in each.ranks)),
     ("ranks_memory_bytes", "Memory of its ranks", lambda each: sum(r.memory_bytes for r in each.ranks)),
-    ("monitor_sample_cpu_seconds", "What one look at the ranks costs", lambda each: each.cost_s),
+    ("monitor_sample_cpu_seconds", "What one sample of the ranks costs", lambda each: each.cost_s),
 )
 
 

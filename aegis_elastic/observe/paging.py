@@ -1,4 +1,4 @@
-"""Calling humans: a webhook, or anything that the package apprise (extra `notify`) knows by its URL.
+"""Pages to humans: by a webhook, or by anything that the package apprise (extra `notify`) knows by its URL.
 
 A page is de-duplicated before it comes here. It is tried until it is delivered, for a while: a dead chat
 server must neither hold up a recovery nor make an incident silent.
@@ -77,7 +77,7 @@ def _read(path: Path, source: str) -> str:
 def _check(address: str, source: str, *, shown: bool) -> None:
     try:
         parts = urllib.parse.urlsplit(address)
-        parts.port  # noqa: B018 - which is only looked at now
+        parts.port  # noqa: B018 - which is only parsed now
     except ValueError as error:
         raise BadTarget(f"cannot use an address of {source}: {error}") from None
     if not parts.scheme or not address.startswith(f"{parts.scheme}://"):
@@ -140,8 +140,8 @@ class Pager:
         level = logging.ERROR if urgent else logging.WARNING
         logger.log(level, "page %s: %s", key, text)
         text = text[:TEXT_CHARS_MAX]
-        said = f"{self._mention} {text}" if urgent else text
-        page = Page(self._job, key, urgent, text, f"[aegis] {self._job}: {said}")
+        full_text = f"{self._mention} {text}" if urgent else text
+        page = Page(self._job, key, urgent, text, f"[aegis] {self._job}: {full_text}")
         if len(self._tasks) + len(self._targets) > PENDING_MAX:
             logger.error("page %s is in the log only: %d others wait for their delivery", key, PENDING_MAX)
             return []
@@ -165,9 +165,11 @@ class Pager:
             if not why:
                 return
             if loop.time() + pause_s > until_s:
-                logger.error("page %s was not delivered to %s: %s; given up", page.key, _shown(target), why)
+                logger.error(
+                    "page %s was not delivered to %s: %s; given up", page.key, _without_secrets(target), why
+                )
                 return
-            logger.warning("page %s was not delivered to %s: %s", page.key, _shown(target), why)
+            logger.warning("page %s was not delivered to %s: %s", page.key, _without_secrets(target), why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
@@ -176,7 +178,7 @@ def _is_webhook(target: str) -> bool:
     return urllib.parse.urlsplit(target).scheme in WEBHOOKS
 
 
-def _shown(target: str) -> str:
+def _without_secrets(target: str) -> str:
     parts = urllib.parse.urlsplit(target)
     return f"{parts.scheme}://{parts.hostname if parts.scheme in WEBHOOKS else '...'}"
 

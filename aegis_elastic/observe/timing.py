@@ -14,7 +14,7 @@ MEASURED = ("detect_s", "stop_s", "diagnose_s", "rendezvous_s", "start_s")
 
 
 @dataclass
-class Mend:
+class Recovery:
     """One recovery that is under way: when it was noticed, and what has been measured of it."""
 
     noticed_at: float
@@ -47,7 +47,7 @@ class Clock:
         self._trained_s = 0.0
         self._running_since = 0.0
         self._phase_since = 0.0
-        self._mend: Mend | None = None
+        self._recovery: Recovery | None = None
         self._noticed: tuple[float, float] | None = None
 
     def follow(
@@ -62,16 +62,16 @@ class Clock:
             return over
         if isinstance(event, Error) and self._noticed is None and before.phase is Phase.RUN_COMMAND:
             self._noticed = at, event.timings_s.get("detect_s", 0.0)
-        if self._mend is not None and isinstance(event, Finish) and after is not before:
-            self._mend.finished_at = at
-            self._mend.note(event.timings_s)
+        if self._recovery is not None and isinstance(event, Finish) and after is not before:
+            self._recovery.finished_at = at
+            self._recovery.note(event.timings_s)
         if before.phase is not after.phase:
             self._change_phase(before, after, at)
-        if self._mend is not None and isinstance(event, Started) and after.phase is Phase.RUN_COMMAND:
-            self._mend.note(event.timings_s)
-            self._mend.started.add(event.worker)
-            if self._mend.started >= {worker.name for worker in after.workers}:
-                over, self._mend = self._mend.segments(at), None
+        if self._recovery is not None and isinstance(event, Started) and after.phase is Phase.RUN_COMMAND:
+            self._recovery.note(event.timings_s)
+            self._recovery.started.add(event.worker)
+            if self._recovery.started >= {worker.name for worker in after.workers}:
+                over, self._recovery = self._recovery.segments(at), None
         return over
 
     def in_phase_s(self, at: float) -> float:
@@ -93,18 +93,18 @@ class Clock:
         if before.phase is Phase.RUN_COMMAND:
             ran_s = at - self._running_since
             if after.phase is not Phase.SUCCEED and before.saves:
-                # What came after the last checkpoint is done again. Without any news of checkpoints nobody
-                # knows, and nothing is taken off.
+                # What came after the last checkpoint is done again. If no checkpoint was ever reported,
+                # nothing is known, and nothing is taken off.
                 ran_s = min(ran_s, max(before.saved_at - self._running_since, 0.0))
             self._trained_s += max(ran_s, 0.0)
             self._running_since = 0.0
             if after.phase in RECOVERING:
                 noticed_at, detect_s = self._noticed or (at, 0.0)
-                self._mend = Mend(noticed_at, at, {"detect_s": detect_s} if detect_s else {})
+                self._recovery = Recovery(noticed_at, at, {"detect_s": detect_s} if detect_s else {})
         if after.phase is Phase.RUN_COMMAND:
             self._running_since = at
             self._noticed = None
-            if self._mend is not None:
-                self._mend.ran_at = at
+            if self._recovery is not None:
+                self._recovery.ran_at = at
         if after.phase in TERMINAL:
-            self.ended_at, self._mend = at, None
+            self.ended_at, self._recovery = at, None

@@ -1,4 +1,4 @@
-"""Wall time for deadlines that are written down, without the jumps of wall clocks."""
+"""Wall time for deadlines that are recorded, without the jumps of wall clocks."""
 
 from __future__ import annotations
 

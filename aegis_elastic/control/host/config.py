@@ -1,5 +1,5 @@
-"""What the launcher tells a control plane that it starts: one 0600 JSON file, so that no secret is in an
-argv.
+"""Configuration of a control plane, from the launcher that starts it: one 0600 JSON file, so that no secret
+is in an argv.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class AdminUnreachable(LaunchError):
 
 
 class AdminRefused(LaunchError):
-    """The master answered, and said no."""
+    """The master has refused the call."""
 
 
 class BadRecord(LaunchError):

@@ -1,6 +1,6 @@
-"""The master's gRPC doors: first contact and notes of workers, and the admin call for `aegisctl`.
+"""The master's gRPC server: first contact and notes of workers, and the admin call of `aegisctl`.
 
-gRPC's threads only carry; what is asked is answered in the master's event loop.
+gRPC's threads only decode and check; calls are answered in the master's event loop.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     def open(self, host: str, port: int) -> int:
         """Listen; returns the port. AddressTaken if it can't."""
-        pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="aegis-door")
+        pool = concurrent.futures.ThreadPoolExecutor(THREADS, thread_name_prefix="aegis-grpc")
         # Without SO_REUSEPORT: two planes on one port would each get half of the workers.
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
         server = grpc.server(pool, options=options)
@@ -117,7 +117,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         if hello.schema > first_contact.SCHEMA:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this worker is newer than the control plane")
         if self._secret is None and hello.proof:
-            # It would find out by our answer, but by then it would have a seat that nobody takes.
+            # It would find out by our answer, but by then it would have joined.
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this worker has a join secret and the control plane has none; give every node the same "
@@ -128,7 +128,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         ):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the join secret is missing or wrong")
         try:
-            welcome = self._answer(self._greet(hello))
+            welcome = self._run_in_loop(self._greet(hello))
         except Refused as refusal:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refusal))
         except ValueError as error:
@@ -149,7 +149,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
             signed = notes.signed_part(self._fingerprint, envelope.note)
             who = {"ns": note.namespace, "job": note.job, "worker": note.worker}
             credentials.check_worker(self._keys, envelope.jwt, envelope.signature, signed, **who)
-            self._answer(self._take_note(note))
+            self._run_in_loop(self._take_note(note))
         except NotThisWorker as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except Refused as refusal:
@@ -168,14 +168,14 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         if not first_contact.proofs_equal(call.token, self._token):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong admin credentials")
         try:
-            data = self._answer(self._admin(call.op, call.args))
+            data = self._run_in_loop(self._admin(call.op, call.args))
         except (ValueError, KeyError) as error:
             return msgspec.json.encode({"ok": False, "error": str(error)})
         except concurrent.futures.TimeoutError:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the master is busy")
         return msgspec.json.encode({"ok": True, "data": data})
 
-    def _answer(self, work: Awaitable[Any]) -> Any:
+    def _run_in_loop(self, work: Awaitable[Any]) -> Any:
         async def run() -> Any:
             return await work
 
@@ -183,7 +183,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
 
 def _why_not(host: str, port: int) -> str:
-    """Why that address can't be listened on, which gRPC doesn't tell."""
+    """Why that address can't be listened on, which gRPC doesn't say."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

@@ -44,7 +44,7 @@ class PortTaken(PlaneFailed):
 
 
 class StartingPlane:
-    """A plane that has been started and doesn't know yet what for: it imports while its launcher does."""
+    """A plane that has been started and has no job yet: it imports while its launcher does."""
 
     def __init__(self) -> None:
         self.used = False
@@ -81,7 +81,7 @@ class PlaneProcess:
         starting_plane: StartingPlane | None = None,
         on_ended: Callable[[str], None] | None = None,
     ) -> None:
-        """`starting_plane`: a plane started ahead; `open` discards it if it isn't used. `on_ended` is told
+        """`starting_plane`: a plane started ahead; `open` discards it if it isn't used. `on_ended` gets
         the phase in which the job has ended, perhaps more than once, by a thread of ours.
         """
         self._on_ended = on_ended
@@ -100,7 +100,7 @@ class PlaneProcess:
 
     def open(self) -> None:
         """Start the plane, or take up the one that is there. PortTaken, PlaneFailed."""
-        self._take()
+        self._adopt_or_start()
         if self._starting_plane is not None:
             # There was a plane: this one would idle for as long as the job runs.
             self._starting_plane.discard()
@@ -131,7 +131,7 @@ class PlaneProcess:
             except subprocess.TimeoutExpired:
                 logger.info("the control plane stays for the nodes that are still connected")
 
-    def _take(self) -> None:
+    def _adopt_or_start(self) -> None:
         # Under the lock also after its end: other launchers of this host want it back too.
         try:
             with _locked(self._config.path.parent):
@@ -174,14 +174,14 @@ class PlaneProcess:
 
     def _await_ready(self, holder: socket.socket) -> None:
         holder.settimeout(READY_TIMEOUT_S)
-        fact = _first_fact(holder)
-        if "ready" not in fact:
+        state = _first_state(holder)
+        if "ready" not in state:
             holder.close()
-            why = str(fact.get("failed", f"it did not answer; see {self._config.path / LOG_FILE}"))
+            why = str(state.get("failed", f"it did not answer; see {self._config.path / LOG_FILE}"))
             kind = PortTaken if "cannot listen on" in why else PlaneFailed
             raise kind(f"cannot start the control plane: {why}")
         holder.settimeout(None)
-        ready = fact["ready"]
+        ready = state["ready"]
         self._holder = holder
         self.port, self.run_dir = int(ready["port"]), Path(ready["runDir"])
         self.generation, self.resumed = int(ready["generation"]), bool(ready["resumed"])
@@ -190,9 +190,9 @@ class PlaneProcess:
         """Notice the plane's end, and start it again while we are here."""
         while not self._closing.is_set():
             assert self._holder is not None
-            # Words that are none come from a plane in its last moments; what follows is the same as its end.
+            # Lines that are no JSON come from a plane that is ending; what follows is the same.
             with contextlib.suppress(OSError, ValueError):
-                self._hear(self._holder)
+                self._read_until_end(self._holder)
             if self._closing.is_set():
                 return
             if self._process is not None:
@@ -208,13 +208,13 @@ class PlaneProcess:
                 self._config, port=self.port, resume=True, leads=self.generation
             )
             try:
-                self._take()
+                self._adopt_or_start()
             except LaunchError as error:
                 self._announce(str(error))
                 self._closing.wait(1.0)
 
-    def _hear(self, holder: socket.socket) -> None:
-        """Read what the plane says until it is gone; all but the job's end is known here."""
+    def _read_until_end(self, holder: socket.socket) -> None:
+        """Read the plane's states until it is gone; all but the job's end is known here."""
         buffer = b""
         while data := holder.recv(4096):
             *lines, buffer = (buffer + data).split(b"\n")
@@ -224,7 +224,7 @@ class PlaneProcess:
                     self._on_ended(ended)
 
 
-def _first_fact(holder: socket.socket) -> dict[str, Any]:
+def _first_state(holder: socket.socket) -> dict[str, Any]:
     buffer, until = b"", time.monotonic() + READY_TIMEOUT_S
     while b"\n" not in buffer and time.monotonic() < until:
         try:
@@ -234,13 +234,13 @@ def _first_fact(holder: socket.socket) -> dict[str, Any]:
         if not data:
             return {}
         buffer += data
-    fact: dict[str, Any] = json.loads(buffer.split(b"\n")[0])
-    return fact
+    state: dict[str, Any] = json.loads(buffer.split(b"\n")[0])
+    return state
 
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One launcher of a host at a time looks for, or starts, this job's plane."""
+    """One launcher of a host at a time adopts, or starts, this job's plane."""
     make_private(directory)
     with open(directory / LOCK_FILE, "ab", opener=_private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -5,9 +5,9 @@ number of times a minute. Launchers on its host hold it by a connection to its s
 gone while agents are still connected it lingers for a while, so that a relaunch on this host can take it up
 again, and then ends. It is never an orphan for longer, and its children die with it.
 
-FD is a connection to the launcher that starts it, who is its first holder. The launcher says there which
-directory is the plane's; until then plane and master have everything imported and wait, so that a launcher
-can start them before it knows what for.
+FD is a connection to the launcher that starts it, its first holder. The launcher sends there which directory
+is the plane's; until then plane and master have everything imported and wait, so that a launcher can start
+them before it has a job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PR_SET_PDEATHSIG = 1
 RESTART_WINDOW_S = 60.0
 LOCK_FILE = "alive.lock"
 # After the job has ended, agents that are slow to go are given this long.
-FAREWELL_S = 5.0
+GRACE_AFTER_END_S = 5.0
 MASTER_STOP_S = 3.0
 
 
@@ -58,17 +58,17 @@ class Supervisor:
 
     def __init__(self, config: PlaneConfig, first_holder: socket.socket, master: Process) -> None:
         """`first_holder`: the connection to the launcher that starts us; `master`: a process of the master
-        that waits to be told what to lead.
+        that waits for the job to lead.
         """
         self._config = config
         self._first_holder = first_holder
         self._holders: set[asyncio.StreamWriter] = set()
         self._ready: dict[str, Any] | None = None
-        self._facts: dict[str, Any] = {"agents": 0, "ended": False}
+        self._master_state: dict[str, Any] = {"agents": 0, "ended": False}
         self._changed = asyncio.Event()
         self._deaths: collections.deque[float] = collections.deque()
         self._nats: NatsServer | None = None
-        self._waiting: Process | None = master
+        self._prepared_master: Process | None = master
         self._master: Process | None = None
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class Supervisor:
                     task.result()
                 except GivenUp as error:
                     for holder in self._holders:
-                        self._tell(holder, {"failed": str(error)})
+                        self._send(holder, {"failed": str(error)})
                     raise
         finally:
             server.close()
@@ -153,14 +153,14 @@ class Supervisor:
             # A bus that somebody else runs is the master's to reach.
             while self._nats is not None and not self._nats.running:
                 await self._wait_change()
-            self._master = self._waiting or await _start_master()
-            self._waiting = None
+            self._master = self._prepared_master or await _start_master()
+            self._prepared_master = None
             assert self._master.stdin is not None
             order = {"directory": str(self._config.path), "natsPort": self._nats.port if self._nats else 0}
             with contextlib.suppress(ConnectionError):  # that it has ended is found below
                 self._master.stdin.write(json.dumps(order).encode() + b"\n")
                 await self._master.stdin.drain()
-            failed = await self._listen(self._master)
+            failed = await self._read_states(self._master)
             code = await self._master.wait()
             if failed.get("final"):
                 raise GivenUp(str(failed["failed"]))
@@ -168,26 +168,26 @@ class Supervisor:
             self._count_death("the master")
             if self._ready is not None:
                 # The same port and job as before: agents and `aegisctl` know no other.
-                self._config = _again(self._config, self._ready)
+                self._config = _with_port_of(self._config, self._ready)
                 plane_config.save(self._config)
 
-    async def _listen(self, master: asyncio.subprocess.Process) -> dict[str, Any]:
-        """Hear the master until it ends; returns its last words if they were of failure."""
+    async def _read_states(self, master: asyncio.subprocess.Process) -> dict[str, Any]:
+        """Follow the master until it ends; returns the failure that it reported, {} if none."""
         assert master.stdout is not None
         failed: dict[str, Any] = {}
         async for raw in master.stdout:
-            fact = json.loads(raw)
-            if "ready" in fact:
-                self._ready = fact["ready"]
+            state = json.loads(raw)
+            if "ready" in state:
+                self._ready = state["ready"]
                 for holder in self._holders:
-                    self._tell(holder, fact)
-            elif "failed" in fact:
-                failed = fact
+                    self._send(holder, state)
+            elif "failed" in state:
+                failed = state
             else:
-                self._facts = fact
-                if fact["ended"]:
+                self._master_state = state
+                if state["ended"]:
                     for holder in self._holders:
-                        self._tell(holder, {"ended": fact["phase"]})
+                        self._send(holder, {"ended": state["phase"]})
             self._changed.set()
         return failed
 
@@ -200,9 +200,9 @@ class Supervisor:
             raise GivenUp(f"{who} died {len(self._deaths)} times in {RESTART_WINDOW_S:.0f} s")
 
     async def _stop_children(self) -> None:
-        if self._waiting is not None:
-            self._waiting.kill()
-            await self._waiting.wait()
+        if self._prepared_master is not None:
+            self._prepared_master.kill()
+            await self._prepared_master.wait()
         if self._master is not None and self._master.returncode is None:
             self._master.terminate()
             try:
@@ -218,17 +218,17 @@ class Supervisor:
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._holders.add(writer)
         if self._ready is not None:
-            self._tell(writer, {"ready": self._ready})
+            self._send(writer, {"ready": self._ready})
         self._changed.set()
         with contextlib.suppress(ConnectionError):
             while await reader.read(4096):
-                pass  # Holders say nothing; that they are there is what counts.
+                pass  # Holders send nothing; that they are connected is what counts.
         self._holders.discard(writer)
         writer.close()
         self._changed.set()
 
-    def _tell(self, holder: asyncio.StreamWriter, fact: dict[str, Any]) -> None:
-        holder.write(json.dumps(fact).encode() + b"\n")
+    def _send(self, holder: asyncio.StreamWriter, state: dict[str, Any]) -> None:
+        holder.write(json.dumps(state).encode() + b"\n")
 
     async def _linger(self) -> None:
         """Return when the plane is to end."""
@@ -236,9 +236,9 @@ class Supervisor:
             while self._holders:
                 await self._wait_change()
             # Nobody of this host holds us any more.
-            patience_s = FAREWELL_S if self._facts["ended"] else self._config.linger_s
+            patience_s = GRACE_AFTER_END_S if self._master_state["ended"] else self._config.linger_s
             until = time.monotonic() + patience_s
-            while not self._holders and self._facts["agents"] > 0:
+            while not self._holders and self._master_state["agents"] > 0:
                 left = until - time.monotonic()
                 if left <= 0:
                     return
@@ -254,7 +254,7 @@ class Supervisor:
         self._changed.clear()
 
 
-def _again(config: PlaneConfig, ready: dict[str, Any]) -> PlaneConfig:
+def _with_port_of(config: PlaneConfig, ready: dict[str, Any]) -> PlaneConfig:
     """What the successor of a master that was ready is to lead."""
     return msgspec.structs.replace(config, port=int(ready["port"]), leads=int(ready["generation"]))
 
@@ -283,7 +283,7 @@ def _die_with_parent() -> None:
 
 
 async def _serve(holder: socket.socket) -> None:
-    """Wait to be told which plane to be, and be it."""
+    """Wait for the directory of the plane, and run it."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -297,7 +297,7 @@ async def _serve(holder: socket.socket) -> None:
         with _only_one(config.path):
             await Supervisor(config, holder, master).run()
     except asyncio.CancelledError:
-        logger.info("asked to end")
+        logger.info("SIGTERM: the plane ends")
     finally:
         if master.returncode is None:
             master.kill()
@@ -322,7 +322,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s plane %(levelname)s %(message)s", stream=sys.stderr
     )
-    # Signals for the launcher's group are not for us; SIGTERM is how we are asked to end.
+    # Signals for the launcher's group are not for us; SIGTERM ends us.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     holder = socket.socket(fileno=int(argv[0]))

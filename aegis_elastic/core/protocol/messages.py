@@ -1,11 +1,11 @@
-"""The message that travels on the bus, in both directions, and what a worker's report means for the machine.
+"""The message that travels on the bus, in both directions.
 
 One form for everything (section 6 of the specification). The bus is at most once, so a message says what
 *is*, not what changed: a heartbeat repeats a worker's newest report, the master repeats its newest order.
-Whoever reads one may have read it before; (uid, incarnation, seqNum) decide whether it still counts.
+A receiver may have read it before; (uid, incarnation, seqNum) decide whether it still counts.
 
-`decode` is the border to the network: what passes it is well typed and within sane bounds, everything else is
-one `BadMessage`.
+`decode` is the border to the network: what passes it is well typed and within sane bounds, everything else
+raises `BadMessage`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 
 import msgspec
 
-from aegis_elastic.core.events import Error, Event, Finding, Finish, Independent, Offer, Started
+from aegis_elastic.core.events import Finding
 from aegis_elastic.core.model import CheckResult, Failure
 from aegis_elastic.core.protocol.orders import Order
 
@@ -29,11 +29,11 @@ TIME_MAX = 1e11  # seconds; as wall time that is the year 5138
 
 
 class BadMessage(ValueError):
-    """Bytes that are no message of ours; the text says what is wrong with them. The sender's fault."""
+    """Bytes that are no valid message; the text says what is wrong with them. The sender's fault."""
 
 
 class MessageType(str, enum.Enum):
-    """What a message is. `ACK` is also the heartbeat: "this is the newest that I have seen and done"."""
+    """The type of a message. `ACK` is also the heartbeat: it acknowledges the newest order received."""
 
     ACK = "ACK"
     ORDER = "Order"
@@ -50,7 +50,7 @@ class WirePhase(str, enum.Enum):
 
 
 class IndependentEnd(msgspec.Struct, frozen=True, rename="camel"):
-    """How an incarnation ended while no master could be reached; every agent of it tells the same."""
+    """How an incarnation ended while no master could be reached; every agent of it reports the same."""
 
     worker: str
     incarnation: int
@@ -60,15 +60,15 @@ class IndependentEnd(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ReportData(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker says in any report; which parts matter depends on the message's type.
+    """The data of a report; which fields apply depends on the message's type.
 
-    `state`: what its agent is doing now, one word. `store`: `host:port` of the empty TCPStore that it holds
+    `state`: what the agent is doing, one word. `store`: `host:port` of the empty TCPStore that it holds
     ready. `findings`, `checks` belong to Finish, `failures`, `clues`, `reason` to Error, `timings_s`
     (seconds) to either or to `started`: the ranks of this incarnation are running. `alive`: workers that it
-    has seen over the training network of late. `independent`: ends that the master may not know of yet.
-    `heard`: when the newest order was sent by the master's clock, and when it was heard by this node's.
-    `watched`: what each watcher of its ranks knows, under the watcher's name; the desk that reads it checks
-    it.
+    has seen over the training network recently. `independent`: standalone ends that the master may not know
+    yet. `heard`: when the newest order was sent by the master's clock, and when it was received by this
+    node's. `watched`: the facts of each watcher of its ranks, by the watcher's name; validated by the
+    controller that reads them.
     """
 
     state: str = ""
@@ -113,10 +113,10 @@ class _Envelope(_Head, frozen=True, kw_only=True):
 
 
 class Message(_Head, frozen=True, kw_only=True):
-    """One message. `worker` is who speaks, or "master" for the master to all.
+    """One message. `worker` is the sender, or "master" for the master to all.
 
     `data` is an `Order` for an Order and a `ReportData` for the other types. `time_stamp` is wall time in
-    seconds at the sender: information only, clocks differ. `uid` names the life of the agent that speaks
+    seconds at the sender: information only, clocks differ. `uid` names the life of the agent that sends it
     ("" from the master); `incarnation` and `seq_num` are those of the order that it follows.
     """
 
@@ -154,7 +154,7 @@ def decode(raw: bytes) -> Message:
     if len(raw) > MESSAGE_BYTES_MAX:
         raise BadMessage(f"cannot read {len(raw)} bytes: a message has at most {MESSAGE_BYTES_MAX}")
     try:
-        # A newer schema may look different everywhere else, so it is looked at alone and first.
+        # A newer schema may differ everywhere else, so it is decoded first and by itself.
         schema = _schema_decoder.decode(raw).schema
         if schema == SCHEMA:
             return _checked(_envelope_decoder.decode(raw))
@@ -226,7 +226,7 @@ def _check_watched(watched: dict[str, msgspec.Raw]) -> None:
 
 
 def _check_store(address: str) -> None:
-    # Every agent will be told to meet there.
+    # The order will send every agent there.
     host, _, port = address.rpartition(":")
     if address and not (host and port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= 65535):
         raise BadMessage(f"cannot read a message: store is {address[:100]!r}, want HOST:PORT")
@@ -242,39 +242,3 @@ def _check_times(**times: float) -> None:
     for name, value in times.items():
         if not (math.isfinite(value) and 0.0 <= value <= TIME_MAX):
             raise BadMessage(f"cannot read a message: {name} is {value}, which is no time in seconds")
-
-
-def events_of(message: Message) -> tuple[Event, ...]:
-    """What a worker's report means for the machine, in the order in which it is to be told.
-
-    First what happened while the plane was away (the accounts are behind until it is in them), then the
-    store that the worker holds, then its answer to the order. An order means nothing to its own sender.
-    The function has no memory: a heartbeat repeats `Started`, and the machine ignores what it knows.
-    """
-    data = message.data
-    if isinstance(data, Order):
-        return ()
-    events: list[Event] = [
-        Independent(end.worker, end.incarnation, end.reason, end.failures, end.ended)
-        for end in sorted(data.independent, key=lambda end: end.incarnation)
-    ]
-    worker, uid, incarnation = message.worker, message.uid, message.incarnation
-    if data.store:
-        events.append(Offer(worker, uid, data.store))
-    if message.type is MessageType.FINISH:
-        events.append(
-            Finish(
-                worker, uid, incarnation, message.seq_num, data.findings, data.store, data.checks,
-                data.timings_s,
-            )
-        )  # fmt: skip
-    elif message.type is MessageType.ERROR:
-        events.append(
-            Error(
-                worker, uid, incarnation, message.seq_num, data.reason, data.failures, data.clues, data.store,
-                data.timings_s,
-            )
-        )  # fmt: skip
-    elif data.started:
-        events.append(Started(worker, uid, incarnation, data.timings_s))
-    return tuple(events)

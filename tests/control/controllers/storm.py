@@ -340,7 +340,7 @@ class Master:
             # Stopped as by SIGSTOP: its leases aren't refreshed either.
             self.has_slept = True
             for lease in self.store._leases:
-                lease._record_store.cancel()
+                lease._refresh_task.cancel()
             await asyncio.sleep(self.rng.choice([20.0, 90.0, 700.0, 1500.0]))
         elif chance < 0.14 + self.cluster.sleepy:
             await asyncio.sleep(self.rng.uniform(0.01, 5))
