@@ -35,12 +35,14 @@ GIVEN_UP_S = 180.0
 
 def ours(slurm: Cluster) -> tuple[BatchJob, int]:
     """Our job, and how many ranks start again."""
-    return BatchJob(slurm, nodes=4, assignments="3", steps=100000, flags=["--aegis-warm-spares", "auto"]), 3
+    return BatchJob(
+        slurm, nodes=4, training_nodes="3", steps=100000, flags=["--aegis-warm-spares", "auto"]
+    ), 3
 
 
 def torchruns(slurm: Cluster) -> tuple[BatchJob, int]:
     """torchrun's, likewise."""
-    return BatchJob(slurm, nodes=3, assignments="3", steps=100000, launcher=TORCHRUN, before=BEFORE), 2
+    return BatchJob(slurm, nodes=3, training_nodes="3", steps=100000, launcher=TORCHRUN, before=BEFORE), 2
 
 
 def measure(make: Callable[[Cluster], tuple[BatchJob, int]], *, silent: bool) -> float:

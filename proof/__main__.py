@@ -1,4 +1,4 @@
-"""`python -m proof`: everything that fits into a coffee break, one table, non-zero on any miss.
+"""`python -m proof`: the proof in some minutes, one table, exit code 1 on any miss.
 
 `--quick` is a sample for the tests (under a minute), `--full` adds the largest configs and every mutant.
 """
@@ -44,16 +44,16 @@ def plan(mode: str) -> list[Job]:
 
 
 def _liveness(mode: str) -> list[Job]:
-    asked = [Job(jobs.promises, (worlds.phases(2, 1), _EVERYWHERE, False), 5)]
+    planned = [Job(jobs.promises, (worlds.phases(2, 1), _EVERYWHERE, False), 5)]
     if mode == "quick":
-        return asked
+        return planned
     elastic = {world.name: world for world in worlds.ELASTIC}
-    asked.append(Job(jobs.promises, (worlds.phases(3, 1), _EVERYWHERE, False), 40))
-    asked += [
+    planned.append(Job(jobs.promises, (worlds.phases(3, 1), _EVERYWHERE, False), 40))
+    planned += [
         Job(jobs.promises, (elastic[name], _ABSENT, True), 30)
         for name in ("shrinking", "independent", "forming")
     ]
-    return asked
+    return planned
 
 
 def _models(mode: str) -> list[Job]:
@@ -90,7 +90,7 @@ def run(planned: list[Job], processes: int) -> Iterator[Row]:
 
 
 def summary(rows: list[Row], mode: str) -> list[Row]:
-    """The rows that only all together give: mutants, and the witnesses of the machine's worlds."""
+    """The rows that need all jobs: mutants, and the witnesses of the machine's worlds."""
     batches = [row for row in rows if row.kind == "batch"]
     out = [row for row in rows if row.kind != "batch"]
     hunted = len(tuple(mutants.mutants())[:: _SAMPLE[mode]])
@@ -100,7 +100,7 @@ def summary(rows: list[Row], mode: str) -> list[Row]:
     # A sample is too small for a rate; there, no survivor may be without a reason.
     ok = not unexplained and (mode == "quick" or killed >= _KILLED_LEAST * hunted)
     detail = "\n".join(f"survivor: {name}" for name in sorted(alive))
-    said = f"{killed} of {hunted} killed, {len(alive)} survive, {len(unexplained)} without a reason"
+    result = f"{killed} of {hunted} killed, {len(alive)} survive, {len(unexplained)} without a reason"
     out.append(
         Row(
             "mutants of step",
@@ -108,18 +108,18 @@ def summary(rows: list[Row], mode: str) -> list[Row]:
             hunted,
             0,
             sum(row.time_s for row in batches),
-            said,
+            result,
             ok,
             detail=detail,
         )
     )
     if mode != "quick":
         seen = frozenset[str]().union(*(row.seen for row in out if row.kind == "safety"))
-        missing = sorted(jobs.wanted_witnesses() - seen)
-        wanted = len(jobs.wanted_witnesses())
-        said = f"{wanted - len(missing)} of {wanted} reached"
+        missing = sorted(jobs.expected_witnesses() - seen)
+        expected = len(jobs.expected_witnesses())
+        result = f"{expected - len(missing)} of {expected} reached"
         out.append(
-            Row("step, all worlds", "witness", 0, 0, 0.0, said, not missing, detail="\n".join(missing))
+            Row("step, all worlds", "witness", 0, 0, 0.0, result, not missing, detail="\n".join(missing))
         )
     return out
 

@@ -8,7 +8,7 @@ from aegis_elastic.core.model import Phase, Status
 from proof.explore import PRODUCTION, Edge, Explosion, Graph, Machine, walk
 from proof.properties.facts import FACTS, stale_is_rejected
 from proof.properties.invariants import INVARIANTS
-from proof.properties.places import SEATS
+from proof.properties.places import PLACES
 from proof.properties.reliefs import RELIEFS
 from proof.properties.remedies import REMEDIES, REMEDY_INVARIANTS
 from proof.properties.steps import STEPS, decides
@@ -16,15 +16,15 @@ from proof.worlds import NOW, World
 
 PROPERTIES: tuple[str, ...] = (
     "JobIsBorn", *INVARIANTS, *REMEDY_INVARIANTS, "NoFinishDoubleProcessed", "StaleFinishRejected",
-    *STEPS, *SEATS, *FACTS, *REMEDIES, *RELIEFS,
+    *STEPS, *PLACES, *FACTS, *REMEDIES, *RELIEFS,
 )  # fmt: skip
-# A fact decides nothing, which is a property itself (FactsDontDecide): what is asked of decisions then
-# holds of it, and needn't be asked again.
+# A fact decides nothing, which is a property itself (FactsDontDecide): properties of decisions then hold of
+# it, and needn't be evaluated again.
 _OF_ALL = (
     "TerminalAbsorbing", "FactsDontDecide", "MasterSeqNumMonotonic", "EffectsCarryTheirTransition",
     "ReasonGiven",
 )  # fmt: skip
-_OF_DECISIONS = {**STEPS, **SEATS, **FACTS, **REMEDIES, **RELIEFS}
+_OF_DECISIONS = {**STEPS, **PLACES, **FACTS, **REMEDIES, **RELIEFS}
 _OF_FACTS = {**{name: STEPS[name] for name in _OF_ALL}, **FACTS, **REMEDIES, **RELIEFS}
 _OF_STATES = {**INVARIANTS, **REMEDY_INVARIANTS}
 
@@ -46,8 +46,8 @@ def broken_state(machine: Machine, s: Status) -> str | None:
 
 def broken_step(edge: Edge) -> str | None:
     """The first property that this step breaks, or None."""
-    asked = _OF_DECISIONS if decides(edge) else _OF_FACTS
-    return next((name for name, holds in asked.items() if not holds(edge)), None)
+    properties = _OF_DECISIONS if decides(edge) else _OF_FACTS
+    return next((name for name, holds in properties.items() if not holds(edge)), None)
 
 
 def broken_birth(world: World, machine: Machine) -> str | None:

@@ -1,4 +1,4 @@
-"""The phase diagram of the documentation, drawn from the machine's own table, so that it can't rot.
+"""The phase diagram of the documentation, generated from the machine's own table, so that it stays true.
 
 `python -m proof.diagram` writes docs/phases.svg and docs/phases.md; a test compares them with the table.
 """
@@ -15,7 +15,7 @@ from aegis_elastic.core.model import Phase
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _WIDTH, _HEIGHT, _BOX = 1060, 500, (150, 46)
 _HALO = 'stroke="#fff" stroke-width="4" paint-order="stroke"'
-# Where the phases stand: the good way along the top, recovery below, the ends at the right.
+# Positions of the phases: a run without failures along the top, recovery below, the ends at the right.
 _AT: dict[Phase, tuple[int, int]] = {
     Phase.PENDING: (110, 90),
     Phase.BOOT_CHECKING: (380, 90),
@@ -45,7 +45,7 @@ def table() -> str:
         "# The phase machine's rules",
         "",
         "Generated from `aegis_elastic.core.machine.RULES` by `python -m proof.diagram`: don't edit.",
-        "The controller takes the first rule whose phase and guard fit. ![the phases](phases.svg)",
+        "On `Reconcile` the first rule whose phase and guard fit is taken. ![the phases](phases.svg)",
         "",
         "| rule | in | can lead to | accounts |",
         "| --- | --- | --- | --- |",
@@ -80,7 +80,7 @@ def svg() -> str:
 
 
 def _into_failed() -> list[str]:
-    """Failed can be reached from everywhere: said in words, since the arrows would hide the rest."""
+    """Failed can be reached from everywhere: listed as text, since the arrows would hide the rest."""
     y = _AT[Phase.FAILED][1]
     lines: dict[str, list[str]] = {}
     for (source, target), labels in arrows().items():

@@ -91,7 +91,7 @@ def _in(phase: Any, *among: int) -> Any:
 
 
 class _Builder:
-    """Actions are said by what they change; everything else stays."""
+    """Actions are given by what they change; everything else stays."""
 
     def __init__(self, limit: Any, before: State, after: State) -> None:
         self.limit, self.a, self.b = limit, before, after
@@ -160,7 +160,7 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
     tired = a.entries >= budget
     losing = z3.And(awake, lost, _in(a.phase, RESTART, TROUBLE))
     going = z3.And(awake, done, z3.Not(lost), z3.Not(hurt))
-    told = z3.If(over, limit + 1, a.count)
+    final_count = z3.If(over, limit + 1, a.count)
     ready = z3.And(awake, z3.Not(lost), a.phase == RESTART, back)
     erring = z3.And(awake, z3.Not(lost), hurt, a.phase == RUN)
     return {
@@ -183,7 +183,8 @@ def _rules(build: _Builder, budget: Any) -> dict[str, Any]:
             entries=a.entries + 1, **clear,
         ),
         "lost for good": build.action(
-            z3.And(losing, tired), phase=z3.IntVal(FAILED), inner=lambda i: FAILED, count=told, charged=none,
+            z3.And(losing, tired), phase=z3.IntVal(FAILED), inner=lambda i: FAILED, count=final_count,
+            charged=none,
             **clear,
         ),
         "exceeded": build.action(

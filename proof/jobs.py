@@ -56,10 +56,10 @@ def safety(world: World) -> Row:
     """Every property in every status and step of a world of the production machine."""
     begun = time.monotonic()
     graph, violation = check(world)
-    said = violation.name if violation else f"{len(PROPERTIES)} properties hold"
+    result = violation.name if violation else f"{len(PROPERTIES)} properties hold"
     detail = "\n".join(violation.trace) if violation else ""
     return Row(
-        f"step, {world.name}", "safety", graph.states, graph.edge_count(), time.monotonic() - begun, said,
+        f"step, {world.name}", "safety", graph.states, graph.edge_count(), time.monotonic() - begun, result,
         violation is None, _seen(graph), detail,
     )  # fmt: skip
 
@@ -79,12 +79,12 @@ def _seen(graph: Graph) -> frozenset[str]:
     return frozenset(seen)
 
 
-def wanted_witnesses() -> frozenset[str]:
-    """What the worlds must have reached together: phases, events, rules in all their phases and targets."""
-    wanted = {phase.value for phase in Phase}
+def expected_witnesses() -> frozenset[str]:
+    """What all worlds together must have reached: phases, events, rules in all their phases and targets."""
+    expected = {phase.value for phase in Phase}
     for rule in RULES:
-        wanted |= {f"{rule.name} in {phase.value}" for phase in rule.phases}
-        wanted |= {f"{rule.name}: {source.value} -> {to.value}" for source in rule.phases for to in rule.to}
+        expected |= {f"{rule.name} in {phase.value}" for phase in rule.phases}
+        expected |= {f"{rule.name}: {source.value} -> {to.value}" for source in rule.phases for to in rule.to}
     moves = (
         "Reconcile", "Quit", "Expire", "LostTogether", "Restart", "Lost", "Join", "Independent",
         "IndependentEnd", "Finish", "Error", "Offer", "FinishFaulty", "FinishBad", "FinishSlow",
@@ -92,17 +92,17 @@ def wanted_witnesses() -> frozenset[str]:
         "ActManual", "Evict", "Fit", "Saved", "SavedAgain", "SavedLower", "TrainsOn", "Progress",
         "ProgressAgain", "Hold", "Release", "HoldOver", "Taint", "TaintAgain", "Untaint",
     )  # fmt: skip
-    return frozenset(wanted) | frozenset(moves) | {"shrink", "independent"}
+    return frozenset(expected) | frozenset(moves) | {"shrink", "independent"}
 
 
-def promises(world: World, asked: tuple[str, ...], absent: bool) -> Row:
+def promises(world: World, promised: tuple[str, ...], absent: bool) -> Row:
     """The promises of that name over a world's graph, under fairness."""
     begun = time.monotonic()
     graph = explore(world)
     known: tuple[Promise, ...] = liveness.ABSENCE if absent else liveness.PROMISES
     refuted, idle = [], []
     for promise in known:
-        if promise.name in asked:
+        if promise.name in promised:
             outcome = liveness.judge(graph, promise)
             refuted += [outcome.refuted] if outcome.refuted else []
             idle += [promise.name] if not outcome.owed else []
@@ -110,7 +110,7 @@ def promises(world: World, asked: tuple[str, ...], absent: bool) -> Row:
     detail = "\n".join(refuted[0].trace) if refuted else ""
     return Row(
         f"step, {world.name}", "liveness", graph.states, graph.edge_count(), time.monotonic() - begun,
-        names or f"{len(asked)} promises kept", not (refuted or idle), detail=detail,
+        names or f"{len(promised)} promises kept", not (refuted or idle), detail=detail,
     )  # fmt: skip
 
 
@@ -119,29 +119,29 @@ def model(config: Model, workers: int = 1) -> Row:
     found = tlc.run(config.module, config.config(), workers=workers, coverage=config.kind == "safety")
     if config.kind == "defect":
         caught = found.violated in (config.expect, "temporal") and found.violated != ""
-        said = f"caught by {config.expect}" if caught else "NOT caught"
-        return _model_row(config, found, said, caught)
+        result = f"caught by {config.expect}" if caught else "NOT caught"
+        return _model_row(config, found, result, caught)
     if config.kind == "witness":
         missing = models.WITNESSES[config.module] - found.witnesses
-        said = (
+        result = (
             f"{len(found.witnesses)} witnesses reached"
             if not missing
             else f"missing: {', '.join(sorted(missing))}"
         )
-        return _model_row(config, found, said, found.violated == "Unreached" and not missing)
+        return _model_row(config, found, result, found.violated == "Unreached" and not missing)
     idle = {action for action, times in found.actions.items() if not times} - models.ONLY_DEFECTS
     idle -= models.RARE if config.constants.get("May") == "{}" else frozenset()
     count = len(config.invariants) + len(config.properties)
-    said = found.violated or (
+    result = found.violated or (
         f"never taken: {', '.join(sorted(idle))}" if idle else f"{count} properties hold"
     )
-    return _model_row(config, found, said, found.finished and not idle)
+    return _model_row(config, found, result, found.finished and not idle)
 
 
-def _model_row(config: Model, found: tlc.Result, said: str, ok: bool) -> Row:
+def _model_row(config: Model, found: tlc.Result, result: str, ok: bool) -> Row:
     detail = "" if ok else found.output[-4000:]
     return Row(
-        config.name, config.kind, found.distinct, found.generated, found.time_s, said, ok, detail=detail
+        config.name, config.kind, found.distinct, found.generated, found.time_s, result, ok, detail=detail
     )
 
 
@@ -151,35 +151,35 @@ def conformance(workers: int, max_retry: int, budget: int, rare: tuple[str, ...]
     theirs = conform.model_net(workers, max_retry, budget, models.may(*rare))
     ours = conform.machine_net(worlds.phases(workers, max_retry, budget, rare))
     difference = conform.compare(theirs, ours)
-    said = f"TLC {len(theirs.states)}/{len(theirs.edges)} = step {len(ours.states)}/{len(ours.edges)}"
+    result = f"TLC {len(theirs.states)}/{len(theirs.edges)} = step {len(ours.states)}/{len(ours.edges)}"
     detail = ""
     if difference:
-        said = f"{len(difference.only_model)} only in TLC, {len(difference.only_machine)} only in step"
+        result = f"{len(difference.only_model)} only in TLC, {len(difference.only_machine)} only in step"
         detail = "\n".join(str(item) for side in difference for item in side[:4])
     name = " ".join([f"Phases.tla and step, {workers}/{max_retry}", *rare])
     return Row(
-        name, "equality", len(ours.states), len(ours.edges), time.monotonic() - begun, said, not difference,
+        name, "equality", len(ours.states), len(ours.edges), time.monotonic() - begun, result, not difference,
         detail=detail,
     )  # fmt: skip
 
 
 def translation(module: str) -> Row:
-    """The TLA+ in the module is what its PlusCal says."""
+    """The TLA+ in the module is the translation of its PlusCal."""
     begun = time.monotonic()
     same = tlc.translate(module) == (tlc.SPEC / f"{module}.tla").read_text(encoding="utf-8")
-    said = "up to date" if same else f"stale: run python -m proof.tla.tlc {module}"
-    return Row(f"{module}.tla", "translation", 0, 0, time.monotonic() - begun, said, same)
+    result = "up to date" if same else f"stale: run python -m proof.tla.tlc {module}"
+    return Row(f"{module}.tla", "translation", 0, 0, time.monotonic() - begun, result, same)
 
 
 def induct(workers: int) -> Row:
     """The invariants by induction, for every maxRetry."""
     proof = induction.prove(workers)
-    said = (
+    result = (
         f"{proof.obligations} obligations, every maxRetry"
         if not proof.failed
         else "; ".join(proof.failed[:3])
     )
-    return Row(f"z3, {workers} workers", "induction", 0, 0, proof.time_s, said, not proof.failed)
+    return Row(f"z3, {workers} workers", "induction", 0, 0, proof.time_s, result, not proof.failed)
 
 
 def relation(world: World) -> Row:
@@ -187,10 +187,10 @@ def relation(world: World) -> Row:
     begun = time.monotonic()
     graph = explore(world)
     wrong = induction.faithful(graph)
-    said = "relation = step" if not wrong else f"{len(wrong)} statuses differ"
+    result = "relation = step" if not wrong else f"{len(wrong)} statuses differ"
     return Row(
         f"z3 and step, {world.name}", "equality", graph.states, graph.edge_count(), time.monotonic() - begun,
-        said, not wrong, detail="\n".join(wrong[:4]),
+        result, not wrong, detail="\n".join(wrong[:4]),
     )  # fmt: skip
 
 

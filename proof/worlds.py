@@ -177,7 +177,7 @@ def canonical(s: Status) -> Status:
 
 
 def _canonical_marks(s: Status) -> dict[str, Any]:
-    """Marks without their words. When the last checkpoint was matters as long as one could still use it."""
+    """Marks without their reasons. The time of the last checkpoint matters as long as it could be used."""
     # What is left standing when all is over is nobody's any more.
     if s.phase in TERMINAL:
         return {
@@ -287,7 +287,7 @@ def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
         yield Move("Release", "", Release("storage is back"))
         yield Move("HoldOver", "", Hold("too late", NOW))
     if "slow" in on:
-        # A mark stays with its node when the worker moves on: nobody is there who could leave.
+        # A mark stays with its node when the worker moves: no worker is there that could leave.
         seated = {worker.node_name for worker in s.workers}
         for mark in s.marks:
             if mark.node_name not in seated:
@@ -300,10 +300,10 @@ def _moves_of_all(on: frozenset[str], s: Status) -> Iterator[Move]:
 
 def _moves_of_marks(on: frozenset[str], s: Status, worker: Worker) -> Iterator[Move]:
     who, node = worker.name, worker.node_name
-    for word, verdict in (("slow", Verdict.SLOW), ("hung", Verdict.DESYNC)):
-        if word in on:
-            yield Move(f"Mark {word}", who, Mark(node, who, verdict, "behind"))
-            yield Move(f"Unmark {word}", who, Unmark(node, verdict, "caught up"))
+    for kind, verdict in (("slow", Verdict.SLOW), ("hung", Verdict.DESYNC)):
+        if kind in on:
+            yield Move(f"Mark {kind}", who, Mark(node, who, verdict, "behind"))
+            yield Move(f"Unmark {kind}", who, Unmark(node, verdict, "caught up"))
     if "slow" in on or "hung" in on:
         yield Move("Evict", who, Evict(node, "persisted"))
     if "act" in on:
@@ -338,8 +338,8 @@ def _moves_of(on: frozenset[str], s: Status, worker: Worker) -> Iterator[Move]:
         yield Move("Error", who, error(s, worker, store=held))
     if "progress" in on:
         for clue in DECISIVE:
-            told = msgspec.structs.replace(error(s, worker), clues=(clue,))
-            yield Move(f"Error {clue}", who, told)
+            with_clue = msgspec.structs.replace(error(s, worker), clues=(clue,))
+            yield Move(f"Error {clue}", who, with_clue)
     if "offer" in on and s.phase is Phase.PENDING and not worker.store:
         yield Move("Offer", who, Offer(who, worker.uid, address(who)))
     if worker.finished:

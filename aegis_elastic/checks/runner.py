@@ -15,6 +15,15 @@ from aegis_elastic.core.model import CheckResult
 
 Check = Callable[[CheckRequest, OnStep], Outcome]
 
+# Where the function `check` of each cheap check is.
+CHEAP_MODULES = {
+    "io": "aegis_elastic.checks.host.io",
+    "gpu": "aegis_elastic.checks.gpu.check",
+    "runtime": "aegis_elastic.checks.host.runtime",
+    "rdma": "aegis_elastic.checks.host.rdma",
+    "hang": "aegis_elastic.checks.host.hang",
+}
+
 
 def run(request: CheckRequest) -> Iterator[CheckResult]:
     """The results of all requested checks, each as it ends."""
@@ -29,9 +38,9 @@ def load() -> None:
     """Import the modules of the cheap checks while waiting for the request. An import that fails is left to
     the check that needs it.
     """
-    for module in ("host.io", "gpu.check", "host.runtime", "host.rdma", "host.hang"):
+    for module in CHEAP_MODULES.values():
         try:
-            importlib.import_module(f"aegis_elastic.checks.{module}")
+            importlib.import_module(module)
         except Exception:  # noqa: BLE001 - an import may raise anything; the check's own child reports it as its finding
             continue
 
@@ -44,25 +53,8 @@ def _cheap_task(name: str, request: CheckRequest) -> Task:
 
 
 def _cheap_check(name: str) -> Check:
-    if name == "io":
-        from aegis_elastic.checks.host import io
-
-        return io.check
-    if name == "gpu":
-        from aegis_elastic.checks.gpu import check
-
-        return check.check
-    if name == "runtime":
-        from aegis_elastic.checks.host import runtime
-
-        return runtime.check
-    if name == "rdma":
-        from aegis_elastic.checks.host import rdma
-
-        return rdma.check
-    from aegis_elastic.checks.host import hang
-
-    return hang.check
+    check: Check = importlib.import_module(CHEAP_MODULES[name]).check
+    return check
 
 
 def _torch_task(names: tuple[str, ...], request: CheckRequest) -> Task:

@@ -1,7 +1,7 @@
 """Wrong versions of the production machine, made by a fixed list of operators over every line that decides.
 
 A mutant differs from production in one place. Each operator is a small, typical mistake: a comparison off by
-one, `and` for `or`, a forgotten reset, a rule too many or too early. Texts are left alone: no decision
+one, `and` for `or`, a forgotten reset, a rule too many or too early. Texts are not mutated: no decision
 depends on them. `build` makes a mutant a machine of its own beside the production one.
 """
 
@@ -37,9 +37,9 @@ SOURCES: dict[str, Path] = {
 # Loaded with the others, but not changed: the worlds have no scheduler and no platform (docs/proof.md).
 WHOLE = {"machine.requeue", "machine.platform"}
 _PACKAGE = "aegis_mutant"
-# Words for people, and the shape of values: nothing is decided there.
-_LEFT_ALONE = {"names_of", "Transition", "Rule"}
-_WORDS = {"names_of", "join"}
+# Texts for people, and the shape of values: nothing is decided there.
+_UNCHANGED = {"names_of", "Transition", "Rule"}
+_TEXT_CALLS = {"names_of", "join"}
 
 Change = Callable[[Any], None]
 Variant = tuple[str, Change]
@@ -74,7 +74,9 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What people and the list of accepted survivors call it; without the number, since lines move."""
+        """The name in outputs and in the list of accepted survivors; without the line number, since lines
+        move.
+        """
         return f"{self.source}: {self.change}: {self.text}"
 
 
@@ -166,8 +168,8 @@ def _statement(node: ast.AST) -> Iterator[Variant]:
     if not isinstance(body, list):
         return
     for i, inner in enumerate(body):
-        told = bool(_aside(inner)) or getattr(getattr(inner, "value", None), "id", "") in _LEFT_ALONE
-        stated = isinstance(inner, (ast.Assign, ast.AugAssign)) and not told
+        skipped = bool(_undeciding(inner)) or getattr(getattr(inner, "value", None), "id", "") in _UNCHANGED
+        stated = isinstance(inner, (ast.Assign, ast.AugAssign)) and not skipped
         if stated or (isinstance(inner, ast.If) and not inner.orelse):
             yield f"dropped: {ast.unparse(inner).splitlines()[0]}", _forget(i)
 
@@ -248,14 +250,14 @@ def _line(node: ast.AST) -> int:
 
 def _skipped(tree: ast.Module) -> set[int]:
     """Nodes that decide nothing: texts, annotations, imports, names for the diagram."""
-    return {id(inner) for node in ast.walk(tree) for root in _aside(node) for inner in ast.walk(root)}
+    return {id(inner) for node in ast.walk(tree) for root in _undeciding(node) for inner in ast.walk(root)}
 
 
-def _aside(node: ast.AST) -> list[ast.AST]:
-    """What of this node is left alone."""
+def _undeciding(node: ast.AST) -> list[ast.AST]:
+    """The parts of this node that decide nothing."""
     if isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)):
         return [node]
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in _LEFT_ALONE:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in _UNCHANGED:
         return [node]
     if isinstance(node, ast.FunctionDef):
         return [node.args, *([node.returns] if node.returns else [])]
@@ -263,14 +265,14 @@ def _aside(node: ast.AST) -> list[ast.AST]:
         return [node.annotation]
     if (
         isinstance(node, ast.Call)
-        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in _WORDS
+        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in _TEXT_CALLS
     ):
         return [node]
-    said = isinstance(node, ast.IfExp) and _is_text(node.body)
-    told = isinstance(node, ast.Assign) and (
+    text_choice = isinstance(node, ast.IfExp) and _is_text(node.body)
+    text_assigned = isinstance(node, ast.Assign) and (
         _is_text(node.value) or getattr(node.targets[0], "id", "") == "__all__"
     )
-    return [node] if said or told else []
+    return [node] if text_choice or text_assigned else []
 
 
 def build(mutant: Mutant | None) -> Machine:

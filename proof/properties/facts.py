@@ -1,4 +1,4 @@
-"""What must hold of every fact that is noted, and of every message that must not be."""
+"""What must hold of every fact that is recorded, and of every message that must change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _worker(e: Edge) -> tuple[Worker | None, Worker | None]:
 
 
 def _others_untouched(e: Edge) -> bool:
-    """A fact concerns the worker that it tells of; one of a node (`ReliefIsNoted`) all who are there."""
+    """A fact changes only the worker that it is about; one of a node (`ReliefIsNoted`) all its workers."""
     all_of_them = ("Reconcile", "LostTogether", "Expire", "Saved", "Relieve")
     if e.move.label in all_of_them or e.move.label.startswith("Independent"):
         return True
@@ -37,7 +37,7 @@ def _finish(e: Edge) -> bool:
     checked = e.before.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING)
     found = checked and e.move.label != "Finish"
     faulty = checked and e.move.label == "FinishFaulty"
-    # A node that is merely slow keeps nobody from training.
+    # A node that is only slow keeps no worker from training.
     failed = (e.move.label == "FinishBad") if found else was.failed
     return (
         now.finished
@@ -75,7 +75,7 @@ def _ranks_done(s: Status, worker: Worker) -> bool:
 
 
 def _loss(e: Edge) -> bool:
-    """A loss is noted on a seat, once; one whose ranks had finished is not missed. A lost spare just goes."""
+    """A loss is recorded on a worker, once, unless its ranks had finished. A lost spare is removed."""
     a, b = e.before, e.transition.status
     if e.move.label not in ("Lost", "LostTogether") or a.phase in TERMINAL:
         return True
@@ -147,7 +147,7 @@ def _quit(e: Edge) -> bool:
 
 
 def _silent(e: Edge) -> bool:
-    """A fact has no effect but the dismissal of one who may not join."""
+    """A fact has no effect but the dismissal of an agent that may not join."""
     decided = e.move.label == "Reconcile" or e.move.label.startswith("Independent")
     return decided or all(isinstance(x, Dismiss) for x in e.transition.effects)
 

@@ -1,5 +1,5 @@
 """What must hold in every reachable status. The arithmetic is written out here again: a mutant of the
-production's own must not be able to bend the property that is to catch it.
+production's own must not be able to change the property that is to catch it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from aegis_elastic.core.protocol.orders import Action, derive_order
 
 Invariant = Callable[[Status], bool]
 
-# Workers that have not finished the newest order still stand where the order before found them; only
-# Restarting leaves the others there, because it resets the missing workers alone.
+# Workers that have not finished the newest order are still in the phase of the order before; only
+# Restarting leaves the others there, because it resets the missing workers only.
 _MAY_LAG = frozenset({Phase.RESTARTING, Phase.RUN_COMMAND, Phase.TROUBLESHOOTING})
 
 
@@ -51,8 +51,8 @@ def _failed_has_reason(s: Status) -> bool:
 
 
 def _over_limit_is_told(s: Status) -> bool:
-    told = s.recover_count == s.spec.max_retry + 1
-    return s.phase is not Phase.FAILED or told == (exceeded(s) and not s.should_quit)
+    over = s.recover_count == s.spec.max_retry + 1
+    return s.phase is not Phase.FAILED or over == (exceeded(s) and not s.should_quit)
 
 
 def _bounded(s: Status) -> bool:
@@ -76,7 +76,7 @@ def _runs_with_enough(s: Status) -> bool:
 
 
 def _waiting_ends(s: Status) -> bool:
-    """Whoever waits for somebody who isn't there waits for a limited time."""
+    """Waiting for a worker that isn't there is limited in time."""
     if s.phase is Phase.PENDING and s.mode is Mode.PROTECTED and not s.workers:
         return s.deadline > 0.0
     if s.phase is Phase.RESTARTING and any(
@@ -87,7 +87,7 @@ def _waiting_ends(s: Status) -> bool:
 
 
 def _rested(s: Status) -> bool:
-    """While ranks run (or nothing does any more) no recovery's deadline and no entry is left standing."""
+    """While ranks run, and at the end, no recovery's deadline and no entry is left."""
     if s.phase in TERMINAL:
         return s.deadline == 0.0
     if s.phase is Phase.RUN_COMMAND:
@@ -96,7 +96,7 @@ def _rested(s: Status) -> bool:
 
 
 def _lost_is_marked(s: Status) -> bool:
-    """A seat without an agent is known to be empty: to be judged, or judged, or its ranks were done."""
+    """A worker without an agent is marked: its loss is to be decided, or decided, or its ranks were done."""
     return all(
         not worker.gone
         or worker.restarted
@@ -123,7 +123,7 @@ def _worker_seq_bound(s: Status) -> bool:
 
 
 def _ends_honestly(s: Status) -> bool:
-    """Succeed means that ranks finished, everywhere where an agent is left to say so."""
+    """Succeed means that ranks finished, on every worker that has an agent left."""
     if s.phase is not Phase.SUCCEED:
         return True
     done = [worker.finished for worker in s.workers]

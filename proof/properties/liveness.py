@@ -3,7 +3,7 @@
 Checked by searching the graph for a fair way to avoid it. A run avoids `q` for ever only inside a strongly
 connected part of the graph without `q`. Such a part is a real counter-example if fairness permits to stay:
 every fair move is either taken inside it, or is impossible (or changes nothing) in some status of it, so that
-it isn't continuously owed.
+it isn't continuously enabled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOTHING: frozenset[str] = frozenset()
 
 
 def _nobody_led(s: Status) -> bool:
-    """Independence was declared while nobody was here: whoever comes now forms a world that has no master."""
+    """Independent mode was entered without any worker: those that join form a world without a master."""
     return s.mode is Mode.INDEPENDENT and not s.workers
 
 
@@ -77,7 +77,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise("BootEnds", lambda s: s.phase in BOOTING, _settled, DISTURBANCE),
 )
 
-# The same where agents may stay away for ever: then it is time that must pass, and nobody is waited for.
+# The same where agents may stay away for ever: then time must pass, and no worker is waited for.
 _TIME = frozenset({"Reconcile", "Finish", "Expire"})
 ABSENCE: tuple[Promise, ...] = (
     Promise("RecoveryEnds", lambda s: s.phase in RECOVERING, _settled, NOTHING, _TIME),
@@ -90,7 +90,7 @@ ABSENCE: tuple[Promise, ...] = (
 
 
 class Refutation(NamedTuple):
-    """A fair way to avoid what was promised: how one gets there, and how many statuses the trap has."""
+    """A fair run that avoids a promise: its trace, and how many statuses the trap has."""
 
     name: str
     trace: tuple[str, ...]
@@ -98,7 +98,7 @@ class Refutation(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a promise: in how many statuses it was owed, and a refutation if it is not kept."""
+    """Result for a promise: in how many statuses it was owed, and a refutation if it is not kept."""
 
     owed: int
     refuted: Refutation | None

@@ -1,4 +1,4 @@
-"""What must hold of every step that concerns seats, nodes, waiting, and the agents' independence."""
+"""What must hold of every step that concerns rank assignment, nodes, waiting, and independent mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ ENTRIES = ("lost", "leave", "seat", "evict", "relieve", "renew")
 
 
 def _nodes_banished(e: Edge) -> bool:
-    """A node leaves by a failing check alone; it is recorded, and its agent is told, in the same step."""
+    """A node is isolated for a failing check only; it is recorded, and its agents dismissed, in the same
+    step.
+    """
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile":
         return e.move.label in ("Taint", "Untaint") or a.error_nodes == b.error_nodes
@@ -22,12 +24,12 @@ def _nodes_banished(e: Edge) -> bool:
     bad = _bad_nodes(a) if leaves else evicted(e)
     kinds = {"slow", "hang"} if evicted(e) else {"hardware"}
     recorded = [x.node_name for x in e.transition.effects if isinstance(x, RecordErrorNode)]
-    told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
+    dismissed = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
     new = b.error_nodes[len(a.error_nodes) :]
     gone = bad or departed(e)
     return (
         recorded == bad == [n.node_name for n in new]
-        and told == [(p.name, p.uid) for p in (*a.workers, *a.spares) if p.node_name in gone]
+        and dismissed == [(p.name, p.uid) for p in (*a.workers, *a.spares) if p.node_name in gone]
         and b.error_nodes[: len(a.error_nodes)] == a.error_nodes
         and all(n.time == NOW and n.kind in kinds and n.reason for n in new)
     )
@@ -54,7 +56,7 @@ def _bad_nodes(s: Status) -> list[str]:
 def _faulty_leaves(e: Edge) -> bool:
     a, b = e.before, e.transition.status
     done = bool(a.workers) and all(p.finished for p in a.workers) and not lost(a)
-    # Whoever shares a faulty node leaves with it.
+    # All workers of a faulty node leave with it.
     faulty = {p.name for p in a.workers if p.node_name in _bad_nodes(a)}
     if any(p.node_name in _bad_nodes(a) for p in b.spares) and e.transition.name == "leave":
         return b.phase is Phase.FAILED
@@ -77,17 +79,17 @@ def _faulty_leaves(e: Edge) -> bool:
 
 
 def _short_world_is_filled(e: Edge) -> bool:
-    """Those who wait take part from the next recovery on, as far as there is room, with the oldest first."""
+    """Spares take part from the next recovery on, as far as the world is short, the oldest first."""
     a, b = e.before, e.transition.status
     if not entered(e, Phase.TROUBLESHOOTING):
         return True
-    room = max(a.spec.worker_num - len(a.workers), 0)
-    joined = [p.name for p in b.workers[len(a.workers) :]] == [p.name for p in a.spares[:room]]
-    return joined and b.spares == a.spares[room:]
+    missing = max(a.spec.worker_num - len(a.workers), 0)
+    joined = [p.name for p in b.workers[len(a.workers) :]] == [p.name for p in a.spares[:missing]]
+    return joined and b.spares == a.spares[missing:]
 
 
 def _seats_kept(e: Edge) -> bool:
-    """Ranks stay: a seat keeps its worker, or goes to a spare when its agent is gone."""
+    """Ranks stay: a group rank keeps its worker, or goes to a spare when its agent is gone."""
     a, b = e.before, e.transition.status
     if a.phase in BOOTING or e.transition.name == "shrink":
         return True
@@ -106,7 +108,7 @@ def _nobody_vanishes(e: Edge) -> bool:
     here = {p.name for p in (*b.workers, *b.spares)}
     bad = departed(e)
     if e.move.label == "Taint":
-        bad = [e.move.worker]  # only spares: FactsAreLocal says so of the seats
+        bad = [e.move.worker]  # only spares: for the workers FactsAreLocal says so
     gone = {p.name for p in a.workers if p.gone or p.restarted}
     gone |= {p.name for p in (*a.workers, *a.spares) if p.node_name in bad}
     late = (
@@ -119,7 +121,7 @@ def _nobody_vanishes(e: Edge) -> bool:
 
 
 def _spares_step_in(e: Edge) -> bool:
-    """An empty seat and a waiting spare don't wait for each other."""
+    """No rank is without a worker while a spare waits."""
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile" or b.phase is not Phase.RESTARTING:
         return True
@@ -162,21 +164,21 @@ def _seated(e: Edge) -> bool:
 
 
 def _fit_first(a: Status, b: Status) -> bool:
-    """Of those who waited the ones that had passed their checks are seated first, the others in line."""
+    """Spares that passed their checks are taken first, the others in order."""
     line = [p.name for p in a.spares if p.fit] + [p.name for p in a.spares if not p.fit]
     seated = set(line[: len(a.spares) - len(b.spares)])
     return [p.name for p in b.spares] == [p.name for p in a.spares if p.name not in seated]
 
 
 def _overdue(e: Edge) -> bool:
-    """Time is up: on without the missing if enough are here; else the end, or independence at first."""
+    """The deadline is over: on without the missing if enough are present; else the end, or standalone."""
     a, b = e.before, e.transition.status
-    assignment = e.transition.name in ("seat", "refund", "release") or bool(a.held)
+    earlier_rule = e.transition.name in ("seat", "refund", "release") or bool(a.held)
     if (
         not turn(e, Phase.PENDING, Phase.RESTARTING)
         or lost(a)
         or not protected(a)
-        or assignment
+        or earlier_rule
         or entered(e, Phase.TROUBLESHOOTING)
     ):
         return e.transition.name not in ("shrink", "overdue", "independent")
@@ -237,20 +239,20 @@ def _independent_end(e: Edge) -> bool:
 
 
 def _independence_stays(e: Edge) -> bool:
-    """The mode changes only at the start of an incarnation: once independent, nobody is led again."""
+    """The mode changes only at the start of an incarnation: once independent, a job stays so."""
     a, b = e.before, e.transition.status
     return protected(a) or (not protected(b) and (b.phase in TERMINAL or a.seq_num == b.seq_num))
 
 
 def _same_agents(s: Status) -> bool:
-    """Whether this incarnation's agents can have restarted among themselves."""
+    """Whether this incarnation's agents can have restarted standalone."""
     if s.phase is Phase.TROUBLESHOOTING:
         return s.entries == 0 and not any(p.gone or p.restarted for p in s.workers)
     return s.phase is Phase.RUN_COMMAND
 
 
 def _merged_once(e: Edge) -> bool:
-    """A restart of the agents among themselves: charged once, if it hasn't been yet; losses stay noted."""
+    """A standalone restart of the agents: charged once, if it hasn't been yet; losses stay recorded."""
     a, b = e.before, e.transition.status
     if not e.move.label.startswith("Independent") or a.phase in TERMINAL:
         return e.transition.name != "merged"
@@ -266,15 +268,15 @@ def _merged_once(e: Edge) -> bool:
     fresh = all(
         not p.finished and not p.failed and not p.faulty and p.updated_timestamp == NOW for p in b.workers
     )
-    told = [p.last_failed_reason for p in b.workers if p.name == e.move.worker] == [
+    has_reason = [p.last_failed_reason for p in b.workers if p.name == e.move.worker] == [
         getattr(e.move.event, "reason", "")
     ]
-    aligned = told and all(p.retries == b.recover_count == a.recover_count + new for p in b.workers)
+    aligned = has_reason and all(p.retries == b.recover_count == a.recover_count + new for p in b.workers)
     rested = (b.entries, b.deadline, b.checks, b.clues, b.root) == (0, 0.0, (), (), "")
     return b.phase is Phase.RUN_COMMAND and aligned and fresh and kept and rested
 
 
-SEATS: dict[str, StepProperty] = {
+PLACES: dict[str, StepProperty] = {
     "BanishedAreRecorded": _nodes_banished,
     "FaultyLeave": _faulty_leaves,
     "ShortWorldIsFilled": _short_world_is_filled,

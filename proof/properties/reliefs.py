@@ -1,4 +1,4 @@
-"""What must hold where a spare is preferred to one more start on a node that has used up its day."""
+"""What must hold where a spare is preferred to one more start on a node that fails too often."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _relief_is_noted(e: Edge) -> bool:
 
 
 def _relieved_make_way(e: Edge) -> bool:
-    """Who is to be relieved leaves as soon as fit spares can take all of the node's seats, and never else.
-    Nobody is charged, nothing is recorded of the node, and a human is told.
+    """Relieved workers leave as soon as fit spares can replace all workers of the node, and never else. No
+    retry is charged, the node isn't recorded, and an operator is called.
     """
     a, b = e.before, e.transition.status
     nodes = relieved(a) if turn(e, Phase.TROUBLESHOOTING) else []

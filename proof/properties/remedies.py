@@ -1,6 +1,6 @@
 """What must hold of marks and evictions, of what the guard allows, of holds and refunds, and of level 2.
 
-As everywhere here the expectation is written out anew, in other words than the machine's.
+As everywhere here the expectation is computed anew, in another way than the machine's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _step_of(e: Edge) -> int:
 
 
 def _leaving(s: Status) -> NodeMark | None:
-    """The first mark that the guard lets go, at a boundary if it is slow, of a node that has a seat."""
+    """The first mark that may be evicted, at a boundary if it is slow, of a node with workers."""
     for mark in s.marks:
         seated = any(p.node_name == mark.node_name for p in s.workers)
         if seated and mark.evict and (mark.verdict is not Verdict.SLOW or mark.safe):
@@ -62,7 +62,7 @@ def _spared(s: Status, node: str) -> bool:
 
 
 def _no_early_evict(e: Edge) -> bool:
-    """Nobody leaves unmarked, without the guard's leave, or, if merely slow, before a checkpoint."""
+    """No node is evicted unmarked, without the guard's permission, or, if only slow, before a checkpoint."""
     a = e.before
     return all(
         any(m.node_name == node and m.evict and (m.safe or m.verdict is not Verdict.SLOW) for m in a.marks)
@@ -75,7 +75,7 @@ def _no_suicidal_evict(e: Edge) -> bool:
 
 
 def _evicts_when_it_may(e: Edge) -> bool:
-    """A node that may leave and can be spared does so at the next turn; one that can't is told of, once."""
+    """A node that may leave and can be spared does so at the next turn; else an operator is called, once."""
     a, b = e.before, e.transition.status
     failed = any(p.failed for p in a.workers)
     mark = _leaving(a) if turn(e, Phase.RUN_COMMAND) and not (lost(a) or failed or _done(a)) else None
@@ -151,18 +151,20 @@ def _after_refusal(e: Edge) -> Marks:
 
 
 def _mark_is_of_node(e: Edge) -> bool:
-    """Marks come by detectors, go with their node or their incarnation, and follow nobody who moves on."""
+    """Marks come by detectors, go with their node or their incarnation, and don't move with a worker."""
     if e.before.phase in TERMINAL:
         return True
 
-    def told(marks: Marks) -> list[tuple[str, str, bool, bool]]:
+    def summary(marks: Marks) -> list[tuple[str, str, bool, bool]]:
         return sorted((m.node_name, m.verdict.value, bool(m.evict), m.safe) for m in marks)
 
-    if e.move.label.startswith(("Mark ", "Unmark ", "Evict")) and told(e.before.marks) == told(_marked(e)):
+    if e.move.label.startswith(("Mark ", "Unmark ", "Evict")) and summary(e.before.marks) == summary(
+        _marked(e)
+    ):
         return e.transition.status is e.before
     new = [m for m in e.transition.status.marks if m not in e.before.marks and m.time == NOW]
     named = all(m.worker and m.reason for m in new)
-    return told(e.transition.status.marks) == told(_marked(e)) and named
+    return summary(e.transition.status.marks) == summary(_marked(e)) and named
 
 
 def _act_is_an_error(e: Edge) -> bool:
@@ -175,7 +177,7 @@ def _act_is_an_error(e: Edge) -> bool:
     fit = a.phase is Phase.RUN_COMMAND and not (worker.gone or worker.finished or worker.restarted)
     marked = any(m.node_name == worker.node_name and m.verdict is Verdict.DESYNC for m in a.marks)
     now = b.worker(worker.name)
-    by_hand = e.move.label == "ActManual"  # which needs no mark; but where it hangs is still asked
+    by_hand = e.move.label == "ActManual"  # which needs no mark; but the place of the hang is still wanted
     if not fit or not (marked or by_hand) or any(p.failed for p in a.workers):
         return b is a
     if now is None or not now.failed or ("manual" if by_hand else "desync") not in now.last_failed_reason:
@@ -248,7 +250,7 @@ def _hold_is_noted(e: Edge) -> bool:
 
 
 def _refund_once(e: Edge) -> bool:
-    """What this incarnation was charged is given back when its recovery is held; once, and only then."""
+    """The charge of this incarnation is refunded when its recovery is held; once, and only then."""
     a, b = e.before, e.transition.status
     due = turn(e, *RECOVERING) and not lost(a) and bool(a.held) and a.charged
     if (_name(e) == "refund") != due:
@@ -270,7 +272,7 @@ def _refund_once(e: Edge) -> bool:
 
 
 def _held_waits(e: Edge) -> bool:
-    """While it is held nothing is decided of nodes or of the end; then everybody is checked again."""
+    """While held nothing is decided about nodes or the end; afterwards all are checked again."""
     a, b = e.before, e.transition.status
     if not turn(e, *RECOVERING) or lost(a) or not a.held or a.charged:
         return _name(e) != "release"
@@ -296,23 +298,23 @@ def _broken(s: Status) -> list[Worker]:
 
 
 def _renewal(e: Edge) -> bool:
-    """Broken surroundings are answered by a clean process, once; what that finds again is another's."""
+    """Broken surroundings are answered by a clean process, once; the same finding again by other rules."""
     a, b = e.before, e.transition.status
     due = turn(e, Phase.TROUBLESHOOTING) and _done(a) and not (lost(a) or a.held or exceeded(a))
     if not due or any(p.faulty for p in a.workers) or relieved(a) or not _broken(a):
         return _name(e) != "renew" and not any(isinstance(x, Renew) for x in e.transition.effects)
-    told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Renew)]
+    renewed = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Renew)]
     io = [p for p in a.workers if p.renew.startswith("io.")]
     if len(io) == len(a.workers) > 1:
         return b.phase is a.phase and not _broken(b) and not e.transition.effects
     if a.renewed:
-        return not told and _again_broken(e, io)
+        return not renewed and _again_broken(e, io)
     if a.entries >= a.spec.recovery_budget:
-        return b.phase is Phase.FAILED and not told
+        return b.phase is Phase.FAILED and not renewed
     gone = [(p.name, p.uid, p.retries) for p in b.workers if p.gone and p.renew]
     return (
         b.phase is Phase.RESTARTING
-        and told == [(p.name, p.uid) for p in _broken(a)]
+        and renewed == [(p.name, p.uid) for p in _broken(a)]
         and gone == [(p.name, p.uid, p.retries) for p in _broken(a)]
         and all(p.inner_phase is Phase.RESTARTING and not p.finished for p in b.workers if p.renew)
         and (b.entries, b.renewed, b.last_level) == (a.entries + 1, True, 2)
@@ -332,7 +334,7 @@ def _again_broken(e: Edge, io: list[Worker]) -> bool:
 
 
 def _renewed_comes_back(e: Edge) -> bool:
-    """Whoever comes back is a clean process: nothing of the old one's wish is left."""
+    """A worker that comes back is a clean process: its `renew` is cleared."""
     now = e.transition.status.worker(e.move.worker)
     was = e.before.worker(e.move.worker)
     if e.move.label != "Join" or was is None or now is None or not was.gone or e.transition.effects:
@@ -341,7 +343,7 @@ def _renewed_comes_back(e: Edge) -> bool:
 
 
 def _failed_again(e: Edge) -> bool:
-    """The same worker again, and training got no further: level 2, and then a human."""
+    """The same worker again, and training got no further: level 2, and then a page."""
     a, b = e.before, e.transition.status
     if _name(e) != "error":
         return True
@@ -368,7 +370,7 @@ def _broken_is_noted(e: Edge) -> bool:
 
 
 def _checks(e: Edge) -> bool:
-    """Whether this Finish tells of checks that found something."""
+    """Whether this Finish has checks with findings."""
     return e.move.label != "Finish" and e.before.phase is Phase.TROUBLESHOOTING
 
 
@@ -387,9 +389,9 @@ def _taint_is_noted(e: Edge) -> bool:
     there = any(n.node_name == node for n in b.error_nodes)
     if e.move.label == "Untaint":
         return kept and not there and b.spares == a.spares
-    told = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
+    dismissed = [(x.worker, x.uid) for x in e.transition.effects if isinstance(x, Dismiss)]
     waiting = [(p.name, p.uid) for p in a.spares if p.node_name == node]
-    return kept and there and told == waiting and not any(p.node_name == node for p in b.spares)
+    return kept and there and dismissed == waiting and not any(p.node_name == node for p in b.spares)
 
 
 def _fit_is_noted(e: Edge) -> bool:
@@ -425,7 +427,7 @@ REMEDIES: dict[str, StepProperty] = {
 
 
 def _nothing_pending(s: Status) -> bool:
-    """Charges, holds and renewals are of a recovery; while ranks run none is left standing."""
+    """Charges, holds and renewals belong to a recovery; while ranks run none is left."""
     recovering = s.phase in RECOVERING
     free = not (s.charged or s.renewed or s.held or s.held_until)
     return recovering or s.phase in TERMINAL or (free and not any(p.renew or p.relieve for p in s.workers))

@@ -61,7 +61,7 @@ def not_current(s: Status) -> Iterator[Event]:
 
 
 def _of_nobody() -> Iterator[Event]:
-    """What is only told, and what concerns nodes and workers that don't take part."""
+    """Notes, and events about nodes and workers that don't take part."""
     yield Noted("nobody", "no-node", "memory.leak", "12 MB a minute", NOW)
     yield Mark("no-node", "nobody", Verdict.SLOW, "behind")
     yield Unmark("no-node", Verdict.SLOW, "caught up")

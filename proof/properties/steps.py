@@ -1,4 +1,4 @@
-"""What must hold of every step that the controller takes, seen from before and after it.
+"""What must hold of every decision, seen from the status before and after it.
 
 A predicate gets an `Edge`: the canonical status before, the move, and the transition as production gave it.
 """
@@ -54,8 +54,8 @@ def _facts_dont_decide(e: Edge) -> bool:
     if decides(e) or e.move.label == "Expire":
         return True
     if e.move.label == "Saved" and a.spec.retry_decay:
-        return True  # what it earns is a property of its own
-    # What the cluster says of its nodes is no decision of this job.
+        return True  # the retry that it earns is a property of its own
+    # The cluster's taints are no decision of this job.
     tainted = {"error_nodes"} if e.move.label in ("Taint", "Untaint") else set()
     same = all(
         getattr(a, name) == getattr(b, name)
@@ -109,14 +109,14 @@ def _count_only_in_run(e: Edge) -> bool:
         return all(p.retries == then[p.name] for p in b.workers)
     if entered(e, Phase.RUN_COMMAND):
         return b.recover_count == a.recover_count and all(p.retries == a.recover_count for p in b.workers)
-    # A spare brings no account of its own; what was counted stays with the seats.
+    # A spare brings no retries of its own; those counted stay with the group rank.
     return b.recover_count == a.recover_count and max((p.retries for p in b.workers), default=0) == max(
         then.values(), default=0
     )
 
 
 def gives_back(e: Edge) -> bool:
-    """Whether this step may lower an account; by how much and how often, `proof.properties.remedies` says."""
+    """Whether this step may lower a worker's retries; `proof.properties.remedies` bounds that."""
     return e.transition.name == "refund" or (e.move.label == "Saved" and e.before.spec.retry_decay > 0)
 
 
@@ -132,7 +132,7 @@ def _one_bump(e: Edge) -> bool:
 
 
 def _charged(e: Edge, who: set[str]) -> bool:
-    """Exactly these workers were charged once; a spare in a seat has that seat's account."""
+    """Exactly these workers were charged once; a spare takes over the retries of the worker it replaces."""
     a, b = e.before, e.transition.status
     then = [p.retries + (p.name in who) for p in a.workers]
     return [min(n, a.spec.max_retry + 1) for n in then] == [p.retries for p in b.workers[: len(a.workers)]]
@@ -143,9 +143,9 @@ def _loss_counted(e: Edge) -> bool:
         return True
     b = e.transition.status
     who = {p.name for p in lost(e.before)}
-    told = b.root != "" and all(p.last_failed_reason for p in b.workers if p.name in who)
+    named = b.root != "" and all(p.last_failed_reason for p in b.workers if p.name in who)
     remembered = b.charged and b.last_root == ""
-    return b.phase is Phase.RESTARTING and b.entries == 1 and told and _charged(e, who) and remembered
+    return b.phase is Phase.RESTARTING and b.entries == 1 and named and _charged(e, who) and remembered
 
 
 def _error_counted(e: Edge) -> bool:
@@ -167,7 +167,7 @@ def _loss_in_recovery(e: Edge) -> bool:
 
 
 def _only_lost_reset(e: Edge) -> bool:
-    """Entering Restarting touches the missing workers alone."""
+    """Entering Restarting changes the missing workers only."""
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile" or e.transition.name != "lost" or b.phase is not Phase.RESTARTING:
         return True
@@ -219,7 +219,7 @@ def _exceeded_is_final(e: Edge) -> bool:
 
 
 def _failed_after_diagnosis(e: Edge) -> bool:
-    """Retries used up: told at the end of the troubleshooting of the failure that was one too many."""
+    """Retries used up: the job fails at the end of the troubleshooting of the last failure."""
     a = e.before
     if not (turn(e, Phase.TROUBLESHOOTING) and exceeded(a)) or lost(a) or a.held:
         return e.transition.name != "exceeded"
@@ -270,19 +270,19 @@ def _clean(worker: Worker) -> bool:
 
 
 def relieved(s: Status) -> list[str]:
-    """The nodes whose seats fit spares would take now, since too much was done to them: a mere preference."""
+    """The nodes that fit spares would relieve now, which is a preference only."""
     nodes = list(dict.fromkeys(p.node_name for p in s.workers if p.relieve))
-    assignments = [p for p in s.workers if p.node_name in nodes]
+    to_replace = [p for p in s.workers if p.node_name in nodes]
     fit = [p for p in s.spares if p.fit and p.node_name not in nodes]
     broken = any(p.faulty for p in s.workers) or exceeded(s) or s.held or s.entries >= s.spec.recovery_budget
     due = (
         s.phase is Phase.TROUBLESHOOTING and not broken and not lost(s) and all(p.finished for p in s.workers)
     )
-    return nodes if due and len(fit) >= len(assignments) else []
+    return nodes if due and len(fit) >= len(to_replace) else []
 
 
 def _advance(e: Edge) -> bool:
-    """The job goes on when, and only when, everybody has finished and nothing stands against it."""
+    """The job goes on when, and only when, all have finished and nothing forbids it."""
     a, b = e.before, e.transition.status
     if not turn(e, *CHECKED, Phase.RUN_COMMAND):
         return True
@@ -299,32 +299,32 @@ def _forms(e: Edge) -> bool:
     a = e.before
     if not turn(e, Phase.PENDING) or not protected(a):
         return not entered(e, Phase.BOOT_CHECKING)
-    room = sum(not p.gone for p in a.workers) < a.spec.worker_num
+    short = sum(not p.gone for p in a.workers) < a.spec.worker_num
     ready = bool(a.workers) and all(p.finished for p in a.workers) and not lost(a)
     full = len(a.workers) == a.spec.worker_num or a.deadline == 0.0
     expired = 0.0 < a.deadline <= NOW
-    return entered(e, Phase.BOOT_CHECKING) == (ready and full and not (a.spares and room) and not expired)
+    return entered(e, Phase.BOOT_CHECKING) == (ready and full and not (a.spares and short) and not expired)
 
 
 def awaited(s: Status, worker: Worker) -> bool:
-    """A seat that a spare may take: empty, and its agent not on its way as a clean process."""
+    """A worker that a spare may replace: gone, and its agent not on its way as a clean process."""
     return worker.gone and (not worker.renew or 0.0 < s.deadline <= NOW)
 
 
 def _ready_when_back(e: Edge) -> bool:
-    """Restarting waits for the missing workers, and for nobody else."""
+    """Restarting waits for the missing workers, and for no others."""
     a = e.before
     if e.transition.name in ("refund", "release"):
         return not moved(e) or e.transition.status.phase is Phase.FAILED
     if not turn(e, Phase.RESTARTING) or lost(a):
         return not entered(e, Phase.TROUBLESHOOTING) or a.phase is Phase.RUN_COMMAND
     back = all(p.finished for p in a.workers if p.inner_phase is Phase.RESTARTING)
-    assignment = bool(a.spares) and any(awaited(a, p) for p in a.workers)
-    return entered(e, Phase.TROUBLESHOOTING) == (back and not assignment)
+    replaceable = bool(a.spares) and any(awaited(a, p) for p in a.workers)
+    return entered(e, Phase.TROUBLESHOOTING) == (back and not replaceable)
 
 
 def _fresh_phase(e: Edge) -> bool:
-    """A new phase starts from nothing: nobody has finished it, no fact is pending."""
+    """A new phase starts fresh: no worker has finished it, no fact is pending."""
     b = e.transition.status
     if not moved(e) or b.phase not in (*CHECKED, Phase.RUN_COMMAND) or e.transition.name == "merged":
         return True
@@ -369,12 +369,12 @@ def _ends_closed(e: Edge) -> bool:
     closes = [x for x in e.transition.effects if isinstance(x, Close)]
     if not (moved(e) and b.phase in TERMINAL):
         return not closes
-    said = [(x.outcome, x.reason) for x in closes] == [(b.phase.value, e.transition.reason)]
-    return said and all(p.inner_phase is b.phase for p in b.workers)
+    right = [(x.outcome, x.reason) for x in closes] == [(b.phase.value, e.transition.reason)]
+    return right and all(p.inner_phase is b.phase for p in b.workers)
 
 
 def _table_is_honest(e: Edge) -> bool:
-    """Every decision is one of the table's, and leads where the table says."""
+    """Every decision is a rule of the table, and leads where the table says."""
     a, b = e.before, e.transition.status
     if e.move.label != "Reconcile" or a.phase in TERMINAL:
         return True

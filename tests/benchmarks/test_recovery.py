@@ -55,7 +55,7 @@ def test_a_stalled_name_lookup_is_not_averaged_in() -> None:
     quick, slow = Parts(0.1, 0.1, 0, 0.1, 0.1, 0, 0.4), Parts(0.1, 0.1, 0, 0.1, 5.1, 0, 5.4)
     assert slow.stalled
     assert median_of([quick, slow, slow]) == quick
-    assert median_of([slow]) == slow, "nothing else is there to tell"
+    assert median_of([slow]) == slow, "there is nothing else"
 
 
 def test_every_row_that_was_asked_for_is_in_the_table_with_its_figures_or_the_reason(tmp_path: Path) -> None:
@@ -64,10 +64,10 @@ def test_every_row_that_was_asked_for_is_in_the_table_with_its_figures_or_the_re
     missing, never = Row("dlrover", "exit", shape), Row("torchrun", "freeze", shape)
     found = {ours: [Parts(0, 0, 0, 0, 0, 0, 0.2)], theirs: [Parts(0, 0, 0, 0, 0, 0, 4.0)]}
     why = {missing: "cannot install dlrover: no network", never: "not run: it never notices"}
-    said = table(found, why, {shape: 0.05})
-    assert said.splitlines()[0].startswith("aegis-run exit 1x4: 0.200 s, 20.0 times as fast as torchrun")
-    assert "4.0 times the floor" in said
-    assert all(reason in said for reason in why.values())
+    text = table(found, why, {shape: 0.05})
+    assert text.splitlines()[0].startswith("aegis-run exit 1x4: 0.200 s, 20.0 times as fast as torchrun")
+    assert "4.0 times the floor" in text
+    assert all(reason in text for reason in why.values())
     figures = as_json(found, why, {shape: [0.05]}, quiet=False)
     assert [row["launcher"] for row in figures["rows"]] == ["aegis-run", "torchrun", "dlrover", "torchrun"]
     file, drawn = tmp_path / "recovery.json", tmp_path / "recovery.svg"

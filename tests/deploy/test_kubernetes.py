@@ -47,10 +47,12 @@ def commands(pod: Object) -> list[list[str]]:
     """The command lines of ours in a pod, also behind a shell."""
     found = []
     for container in [*pod["containers"], *pod.get("initContainers", ())]:
-        words = [*container.get("command", ()), *container.get("args", ())]
-        if words and Path(words[0]).name in ("aegis-run", "aegis-master"):
-            found.append(words)
-        found += [shlex.split(word.partition("exec ")[2]) for word in words if "exec aegis-run" in word]
+        argv = [*container.get("command", ()), *container.get("args", ())]
+        if argv and Path(argv[0]).name in ("aegis-run", "aegis-master"):
+            found.append(argv)
+        found += [
+            shlex.split(argument.partition("exec ")[2]) for argument in argv if "exec aegis-run" in argument
+        ]
     return found
 
 
@@ -79,12 +81,12 @@ def test_our_programs_take_the_flags(file: Path) -> None:
     for one in objects(file):
         for pod in pods(one):
             assert commands(pod), f"{file.name}: nothing of ours in a pod"
-            for words in commands(pod):
+            for argv in commands(pod):
                 # What Kubernetes and the shell put in.
-                given = [re.sub(r"\$\(?JOB_COMPLETION_INDEX\)?", "0", word) for word in words[1:]]
+                given = [re.sub(r"\$\(?JOB_COMPLETION_INDEX\)?", "0", argument) for argument in argv[1:]]
                 flags, training = split(given, parser)
-                assert all(flag.action is not None for flag in flags), words
-                assert training == ([] if words[0].endswith("aegis-master") else ["pretrain_gpt.py"])
+                assert all(flag.action is not None for flag in flags), argv
+                assert training == ([] if argv[0].endswith("aegis-master") else ["pretrain_gpt.py"])
                 parser.parse_args([*given, *([] if training else ["nothing"])])
 
 

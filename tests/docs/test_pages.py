@@ -1,4 +1,4 @@
-"""What the pages tell people to type is taken by our programs, and what they quote is what we say."""
+"""Commands on the pages are accepted by our programs, and quoted output is what they print."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def lines(page: Path) -> list[str]:
     indented = re.findall(r"^ {4}(\S.*)$", unfenced, flags=re.MULTILINE)
     found = []
     for line in [*"\n".join(blocks).splitlines(), *indented]:
-        words = line.removeprefix("$ ").split("  #")[0].split("    #")[0]
-        first = re.sub(r"^(\w+=\S* )*", "", words).partition(" ")[0]
-        if first in _OURS and not _PLACEHOLDERS.search(words):
-            found.append(re.split(r";| > | &| \| ", words)[0])
+        argv = line.removeprefix("$ ").split("  #")[0].split("    #")[0]
+        first = re.sub(r"^(\w+=\S* )*", "", argv).partition(" ")[0]
+        if first in _OURS and not _PLACEHOLDERS.search(argv):
+            found.append(re.split(r";| > | &| \| ", argv)[0])
     return found
 
 
@@ -45,12 +45,16 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_our_programs_take_what_the_page_says(page: str, line: str) -> None:
-    words = [word for word in shlex.split(line) if not re.fullmatch(r"\w+=.*", word) or word[0] == "-"]
-    program, rest = words[0], words[1:]
+    argv = [
+        argument
+        for argument in shlex.split(line)
+        if not re.fullmatch(r"\w+=.*", argument) or argument[0] == "-"
+    ]
+    program, rest = argv[0], argv[1:]
     if program == "aegisctl":
         main._parser().parse_args(rest)
         return
-    numbers = [re.sub(r"\$\{?\w+(\[@\])?\}?", "1", word) for word in rest]
+    numbers = [re.sub(r"\$\{?\w+(\[@\])?\}?", "1", argument) for argument in rest]
     parser = make_parser()
     assert all(one.action is not None for one in split(numbers, parser)[0]), line
     parser.parse_args([*numbers, *(["true"] if program == "aegis-master" else [])])
@@ -65,7 +69,7 @@ def test_what_the_guide_quotes_is_what_we_say() -> None:
     source = "\n".join(path.read_text() for path in sorted((ROOT / "aegis_elastic").rglob("*.py")))
     # A message may be written in several pieces, with values in between.
     source = re.sub(r"\"\s*\n\s*f?\"", "", source)
-    source += "unrecognized arguments"  # argparse's own word
+    source += "unrecognized arguments"  # argparse's own text
     guide = (ROOT / "docs" / "troubleshooting.md").read_text()
     cells = re.findall(r"^\| ([^|]+) \|", guide, flags=re.MULTILINE)
     quoted = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell)]

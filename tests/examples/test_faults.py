@@ -31,8 +31,8 @@ def test_through_a_kill_and_an_exception_to_the_same_parameters_bit_for_bit(tmp_
     ):
         undisturbed = calm.start(script, *ARGUMENTS, str(tmp_path / "calm-checkpoints"))
         disturbed = struck.start(script, *ARGUMENTS, str(tmp_path / "struck-checkpoints"))
-        for said, rank, signum in (("step 20:", 1, signal.SIGKILL), ("step 40:", 0, signal.SIGUSR1)):
-            disturbed.wait_output(said)
+        for line, rank, signum in (("step 20:", 1, signal.SIGKILL), ("step 40:", 0, signal.SIGUSR1)):
+            disturbed.wait_output(line)
             os.kill(struck.ranks()[rank].pid, signum)
         assert (undisturbed.wait(), disturbed.wait()) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""The real frameworks from PyPI, in an environment of their own below build/, and ordinary scripts for them.
+"""The real frameworks from PyPI, in their own environment below build/, and ordinary scripts for them.
 
 torch comes from the environment that the tests run in; only what that lacks is installed.
 """
@@ -20,13 +20,13 @@ INSTALL_S = 600.0
 
 
 def python_with_frameworks(unmet: Callable[[str], None]) -> str:
-    """An interpreter that has them; the test is skipped (failed in CI) if they can't be had."""
+    """An interpreter that has them; the test is skipped (failed in CI) if they can't be installed."""
     python = HOME / "bin" / "python"
     done = HOME / "installed"
     HOME.parent.mkdir(exist_ok=True)
     with open(HOME.parent / "frameworks.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists() or done.read_text() != _wanted():
+        if not done.exists() or done.read_text() != _stamp():
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(HOME)], check=True)
             site = HOME / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
             (site / "base.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
@@ -34,16 +34,16 @@ def python_with_frameworks(unmet: Callable[[str], None]) -> str:
             installed = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_S)
             if installed.returncode:
                 unmet(f"the frameworks can't be installed: {installed.stderr[-500:]}")
-            done.write_text(_wanted())
+            done.write_text(_stamp())
     return str(python)
 
 
-def _wanted() -> str:
+def _stamp() -> str:
     return " ".join((sys.executable, *PACKAGES))
 
 
 # Both write "<life> <step>" to <output>.steps.<rank> for every step that a rank has run; a life is one start
-# of training. The sleep makes a step long enough to be told from the next.
+# of training. The sleep makes a step long enough to be distinguished from the next.
 HF_TRAINER = """
 import argparse, os, time, torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments

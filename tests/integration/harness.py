@@ -1,4 +1,4 @@
-"""One job of real `aegis-run` processes, here or on hosts of a `Net`, and a look into it from outside.
+"""One job of real `aegis-run` processes, here or on hosts of a `Net`, and its observation from outside.
 
     with Job(tmp_path, nnodes="2", nproc=1, flags=["--aegis-bootcheck", "off"]) as job:
         first, second = job.start(script, worker="a"), job.start(script, worker="b")
@@ -7,9 +7,9 @@
         job.wait(lambda view: view["incarnation"] == 2 and view["phase"] == "RunCommand")
         assert first.wait() == 0
 
-What a test waits for is read from the journal, which the master writes before anybody is told; what it
+What a test waits for is read from the journal, which the master writes before it sends orders; what it
 asserts, by `status()`, is what `aegisctl status --json` prints. Leaving the block normally asserts that the
-journal replays and that nothing of the job is left running; with an error, it shows what everybody said.
+journal replays and that nothing of the job is left running; with an error, it prints all output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from aegis_elastic.core.accounts.status_view import status_view
 from aegis_elastic.testing.faults import Gates
 from aegis_elastic.testing.netns import Host, Net, NetnsUnavailable
 
-# Two loaded cores: an import of torch alone may take ten seconds. These bound a hang, they are no figures.
+# On two loaded cores an import of torch may take ten seconds. These bounds are for hangs, not for speed.
 PATIENCE_S = 90.0
 LEAVE_S = 15.0
 TAIL_CHARS = 6000
@@ -83,15 +83,15 @@ class Launch:
             ) from None
 
     def wait_output(self, text: str, timeout_s: float = PATIENCE_S) -> str:
-        """Wait until `text` stands in its output, or it ends without; returns all of the output."""
+        """Wait until `text` is in its output; returns all of it. AssertionError if it ends without."""
 
-        def look() -> bool:
+        def is_there() -> bool:
             ended = self.process.poll() is not None
-            said = text in self.output
-            assert said or not ended, f"no {text!r} from {self.worker or self.number}, which has ended"
-            return said
+            found = text in self.output
+            assert found or not ended, f"no {text!r} from {self.worker or self.number}, which has ended"
+            return found
 
-        wait_for(look, f"{text!r} in the output of {self.worker or self.number}", timeout_s)
+        wait_for(is_there, f"{text!r} in the output of {self.worker or self.number}", timeout_s)
         return self.output
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
@@ -144,7 +144,7 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            print(self.story())
+            print(self.transcript())
         for launch in self.launches:
             if launch.process.poll() is None:
                 launch.kill()
@@ -195,22 +195,22 @@ class Job:
         argv += [str(script), *args]
         output = self.folder / f"launch-{number}.log"
         with open(output, "w", encoding="utf-8") as stream:
-            how: dict[str, Any] = {"env": environ, "cwd": self.folder, "stdout": stream, "stderr": stream}
+            options: dict[str, Any] = {"env": environ, "cwd": self.folder, "stdout": stream, "stderr": stream}
             if host is None:
-                process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, text=True, **how)
+                process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, text=True, **options)
             else:
-                process = host.popen(argv, **how)
+                process = host.popen(argv, **options)
         launch = Launch(number, worker or (host.name if host else ""), process, output)
         self.launches.append(launch)
         return launch
 
     def _environ(self, state: Path) -> dict[str, str]:
-        ours = {"XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "1", _MARK: self._mark}
-        # imports for nothing, on two cores, where spares aren't the subject
-        ours["AEGIS_WARM_SPARES"] = "off"
-        return {**os.environ, **ours, **self._env}
+        own = {"XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "1", _MARK: self._mark}
+        # their imports would only slow down tests of other things
+        own["AEGIS_WARM_SPARES"] = "off"
+        return {**os.environ, **own, **self._env}
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ observing
 
     def status(self) -> View:
         """What `aegisctl status --json` prints on the plane's host, of the running job or the ended one."""
@@ -244,7 +244,7 @@ class Job:
         return journal.read(self.journal_file) if self.journal_file else []
 
     def view(self) -> View:
-        """The status as the journal tells it, in the form of `status()`; {} while there is none."""
+        """The status by the journal, in the form of `status()`; {} while there is none."""
         walked = list(journal.walk(self.journal()))
         return status_view(walked[-1].made.status, {}) if walked else {}
 
@@ -258,7 +258,7 @@ class Job:
         """Wait until `holds` for the job's status; returns that status."""
         seen: View = {}
 
-        def look() -> bool:
+        def check() -> bool:
             nonlocal seen
             seen = self.view()
             if not seen or holds(seen):
@@ -268,7 +268,7 @@ class Job:
             return False
 
         try:
-            wait_for(look, what or "a status", timeout_s)
+            wait_for(check, what or "a status", timeout_s)
         except AssertionError as error:
             raise AssertionError(f"{error}; last seen: {json.dumps(seen)}") from None
         return seen
@@ -285,13 +285,13 @@ class Job:
         """Wait until that many ranks live, all of that TORCHELASTIC_RESTART_COUNT if given."""
         found: dict[int, Rank] = {}
 
-        def look() -> bool:
+        def check() -> bool:
             nonlocal found
             found = self.ranks()
             counts = {rank.environ["TORCHELASTIC_RESTART_COUNT"] for rank in found.values()}
             return len(found) == count and (restart_count is None or counts == {str(restart_count)})
 
-        wait_for(look, f"{count} ranks (restart count {restart_count})")
+        wait_for(check, f"{count} ranks (restart count {restart_count})")
         return found
 
     def ranks(self, launch: Launch | None = None) -> dict[int, Rank]:
@@ -319,8 +319,8 @@ class Job:
                 found[int(entry.name)] = {key: value for key, _, value in pairs}
         return found
 
-    def story(self) -> str:
-        """What everybody said, for whoever has to find out why a test failed."""
+    def transcript(self) -> str:
+        """All output and the journal, to find out why a test failed."""
         parts = [
             f"=== {launch.worker or launch.number}\n{launch.output[-TAIL_CHARS:]}" for launch in self.launches
         ]
@@ -363,7 +363,7 @@ def hosts(names: int | Sequence[str], share: Path, unmet: Callable[[str], None])
 
 
 def free_port() -> int:
-    """A port of the loopback whose successor is free too (independent mode meets there)."""
+    """A port of the loopback whose successor is free, too (standalone agents meet there)."""
     while True:
         with socket.create_server(("127.0.0.1", 0)) as first:
             port = int(first.getsockname()[1])
@@ -375,7 +375,7 @@ def free_port() -> int:
 
 
 def wait_for(holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Look again and again until it `holds`; AssertionError after the timeout."""
+    """Poll until it `holds`; AssertionError after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, f"no {what} within {timeout_s:.0f} s"
@@ -383,7 +383,7 @@ def wait_for(holds: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S
 
 
 def stays(holds: Callable[[], bool], seconds: float) -> None:
-    """Look again and again for that long; it must hold every time. For what must not happen."""
+    """Poll for that long; it must hold every time. For what must not happen."""
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         assert holds(), f"did not stay so for {seconds:g} s"

@@ -1,4 +1,4 @@
-"""What the tests about the plane's loss share: ranks that count steps, and who is who among its processes."""
+"""Shared by tests of the plane's loss: ranks that count steps, and the processes of the plane."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ while not os.path.exists(f"{folder}/end"):
 
 
 def write_worker(folder: Path) -> Path:
-    """The script of a rank, whose argument is the folder that the test talks to it by."""
+    """The script of a rank; its argument is the folder of the step files and of `end`, which ends it."""
     script = folder / "train.py"
     script.write_text(WORKER)
     return script
@@ -36,15 +36,15 @@ def steps_of(folder: Path, rank: int) -> int:
 
 def plane_processes(job: Job) -> dict[str, int]:
     """`supervisor`, `master`, `nats` -> pid, of those that live."""
-    running = {pid: _words(pid) for pid in job.processes()}
-    # Launchers start a plane ahead, in vain if there is one: the one that counts has a nats-server.
-    nats = [pid for pid, words in running.items() if words and words[0].endswith("nats-server")]
+    running = {pid: _arguments(pid) for pid in job.processes()}
+    # Launchers start a plane process ahead, unused if there is a plane: the real one has a nats-server.
+    nats = [pid for pid, arguments in running.items() if arguments and arguments[0].endswith("nats-server")]
     if not nats:
         return {}
     found = {"nats": nats[0], "supervisor": parent_of(nats[0])}
-    for pid, words in running.items():
+    for pid, arguments in running.items():
         ours = parent_of(pid) == found["supervisor"]
-        if ours and len(words) > 2 and words[2] == "aegis_elastic.control.main":
+        if ours and len(arguments) > 2 and arguments[2] == "aegis_elastic.control.main":
             found["master"] = pid
     return found
 
@@ -56,7 +56,7 @@ def bus_port(job: Job) -> int:
 
 
 def wait_plane(job: Job) -> View:
-    """Wait until the plane that lives now answers `aegisctl status`; returns what it says."""
+    """Wait until the plane that runs now answers `aegisctl status`; returns its answer."""
     seen: View = {}
 
     def answers() -> bool:
@@ -70,11 +70,11 @@ def wait_plane(job: Job) -> View:
 
 
 def wait_successor(job: Job, part: str, old: int) -> None:
-    """Wait until another process does the work of that part of the plane."""
+    """Wait until that part of the plane has another process than `old`."""
     wait_for(lambda: plane_processes(job).get(part, old) != old, f"a new {part}")
 
 
-def _words(pid: int) -> list[str]:
+def _arguments(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""A small training with real process groups that does at one step, once, what trainings do now and then."""
+"""A small training with real process groups that at one step does one unusual thing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ optimizer = Optimizer(model.parameters(), lr=1e-3)
 
 
 class SlowDisk:
-    """A file on storage that has a bad day."""
+    """A file on slow storage."""
 
     def write(self, data):
         time.sleep(0.2)
@@ -67,11 +67,11 @@ def save():
 
 
 def compile_kernel():
-    ctypes.PyDLL(None).sleep(int(seconds))  # and the interpreter is held all the while
+    ctypes.PyDLL(None).sleep(int(seconds))  # which holds the interpreter lock
 
 
 def score():
-    ctypes.CDLL(None).sleep(int(seconds))  # one call, from which nothing is heard until it is over
+    ctypes.CDLL(None).sleep(int(seconds))  # one call without a sign of progress
 
 
 def compute(cpu_s):
@@ -91,8 +91,8 @@ class MoreInBackward(torch.autograd.Function):
         return gradient
 
 
-def seldom():
-    """What is done once."""
+def once():
+    """What is done at one step only."""
     if what == "loop":
         spin()
     elif what == "mismatch":
@@ -115,11 +115,11 @@ while not end.item():
     time.sleep(0.1)
     compute(seconds if what == "compute" else 0.01 + 0.03 * stage)
     if late and step == at:
-        seldom()
+        once()
     if what == "score" and step == at and life == 0:
         dist.barrier()
     if late and what == "slow loader":
-        time.sleep(seconds * (time.monotonic() - begun))  # so much longer, on busy cores, too
+        time.sleep(seconds * (time.monotonic() - begun))  # by that factor, on busy cores, too
     if late and what in ("slow compute", "slow stage"):
         compute(seconds)
     optimizer.zero_grad()
@@ -152,7 +152,7 @@ def steps_of(folder: Path, rank: int = 0) -> int:
 
 @contextmanager
 def beside(*programs: tuple[str, ...]) -> Iterator[None]:
-    """Other Python programs run meanwhile, each given as its text and its arguments."""
+    """Run other Python programs meanwhile, each given as its source and arguments."""
     running = [subprocess.Popen([sys.executable, "-c", *program]) for program in programs]
     try:
         yield

@@ -1,4 +1,4 @@
-"""A small job with one crash, as its master would have written it down, and a master to ask."""
+"""The journal of a small job with one crash, and a master's Admin service."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _TRACEBACK = (
 )
 
 
-class Story(NamedTuple):
-    """A job's journal and where it led."""
+class RecordedJob(NamedTuple):
+    """A job's journal and its last status."""
 
     lines: list[Line]
     final: Status
@@ -41,8 +41,8 @@ class Story(NamedTuple):
         path.write_bytes(b"".join(map(encode_line, self.lines[:lines])))
 
 
-class _Teller:
-    """Feeds events to the machine and keeps the journal; the clock goes on a little with every event."""
+class _Recorder:
+    """Feeds events to the machine and keeps the journal; every event advances the clock by 10 ms."""
 
     def __init__(self, spec: JobSpec) -> None:
         made = begin(spec, T0)
@@ -50,31 +50,33 @@ class _Teller:
         self.now = T0
         self.lines = [line_of(T0, 1, Create(spec), made)]
 
-    def tell(self, event: StepEvent) -> None:
+    def record(self, event: StepEvent) -> None:
         self.now += _TICK_S
         made = step(self.status, event, self.now)
         self.lines.append(line_of(self.now, len(self.lines) + 1, event, made))
         self.status = made.status
 
-    def all_finish(self, *, checks: bool = False) -> None:
+    def finish_all(self, *, checks: bool = False) -> None:
         for worker in self.status.workers:
             done = (CheckResult("io", True, "1 MiB came back right", self.now, 0.01),) if checks else ()
             current = (worker.name, worker.uid, self.status.incarnation, self.status.seq_num)
-            self.tell(Finish(*current, (), f"{worker.name}:4000", done, {"stop_s": 0.02, "diagnose_s": 0.3}))
+            self.record(
+                Finish(*current, (), f"{worker.name}:4000", done, {"stop_s": 0.02, "diagnose_s": 0.3})
+            )
         self.decide()
 
     def decide(self) -> None:
-        """Let the controller have its turns until nothing is left to decide."""
+        """Reconcile until nothing is left to decide."""
         before = None
         while before is not self.status:
             before = self.status
-            self.tell(Reconcile())
+            self.record(Reconcile())
 
     def until(self, phase: Phase) -> None:
         for _ in range(10):
             if self.status.phase is phase:
                 return
-            self.all_finish(checks=self.status.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING))
+            self.finish_all(checks=self.status.phase in (Phase.BOOT_CHECKING, Phase.TROUBLESHOOTING))
         raise AssertionError(f"still {self.status.phase} on the way to {phase}")
 
     def crash(self, name: str) -> None:
@@ -84,38 +86,38 @@ class _Teller:
         other = Failure(0, 0, self.now, None, "SIGTERM", None, (), after_stop=True)
         reason = "rank 1: exit code 1, ValueError: boom"
         current = (self.status.incarnation, self.status.seq_num)
-        self.tell(Error(name, worker.uid, *current, reason, (failure, other), timings_s={"detect_s": 0.06}))
+        self.record(Error(name, worker.uid, *current, reason, (failure, other), timings_s={"detect_s": 0.06}))
         self.decide()
 
 
-def tell_story(job: str = "digits", *, workers: int = 2, max_retry: int = 3, crashes: int = 1) -> Story:
+def record_job(job: str = "digits", *, workers: int = 2, max_retry: int = 3, crashes: int = 1) -> RecordedJob:
     """A job in which ranks crash one after another, each on the next worker, and which then succeeds (or has
     used up its retries)."""
-    teller = _Teller(JobSpec(job, "default", workers, workers, max_retry))
+    recorder = _Recorder(JobSpec(job, "default", workers, workers, max_retry))
     for number in range(workers):
-        teller.tell(Join(f"w{number}", f"uid{number}", f"node{number}", f"10.0.0.{number + 1}", 2))
-    teller.decide()
+        recorder.record(Join(f"w{number}", f"uid{number}", f"node{number}", f"10.0.0.{number + 1}", 2))
+    recorder.decide()
     for crash in range(crashes):
-        teller.until(Phase.RUN_COMMAND)
-        teller.crash(f"w{crash % workers}")
+        recorder.until(Phase.RUN_COMMAND)
+        recorder.crash(f"w{crash % workers}")
         if crash == max_retry:
             break
-    teller.until(Phase.FAILED if crashes > max_retry else Phase.SUCCEED)
-    return Story(teller.lines, teller.status)
+    recorder.until(Phase.FAILED if crashes > max_retry else Phase.SUCCEED)
+    return RecordedJob(recorder.lines, recorder.status)
 
 
 @pytest.fixture
-def story() -> Callable[..., Story]:
-    return tell_story
+def recorded_job() -> Callable[..., RecordedJob]:
+    return record_job
 
 
 class Master:
-    """A real gRPC server that speaks the Admin contract; `answer(op, args)` gives data or a ValueError."""
+    """A real gRPC server with the Admin service; `answer(op, args)` returns data or raises ValueError."""
 
     token = "s3cret"
 
     def __init__(self, directory: Path, answer: Callable[[str, dict[str, Any]], Any]) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self._answer = answer
         self.certificate = make_certificate(directory, ["aegis", "127.0.0.1"])
         self._pool = ThreadPoolExecutor(2)
@@ -134,16 +136,16 @@ class Master:
         request = msgspec.json.decode(raw)
         if request["token"] != self.token:
             return msgspec.json.encode({"ok": False, "error": "wrong token"})
-        self.asked.append((request["op"], request["args"]))
+        self.requests.append((request["op"], request["args"]))
         try:
             return msgspec.json.encode({"ok": True, "data": self._answer(request["op"], request["args"])})
         except ValueError as error:
             return msgspec.json.encode({"ok": False, "error": str(error)})
 
-    def introduce(self, run_dir: Path, **changes: str) -> None:
-        """Leave the way to this master in a run directory."""
-        way = {"endpoint": self.endpoint, "certPem": self.certificate.pem, "token": self.token, **changes}
-        write_private(run_dir / "admin.json", msgspec.json.encode(way))
+    def write_admin_file(self, run_dir: Path, **changes: str) -> None:
+        """Write admin.json for this master into a run directory."""
+        admin = {"endpoint": self.endpoint, "certPem": self.certificate.pem, "token": self.token, **changes}
+        write_private(run_dir / "admin.json", msgspec.json.encode(admin))
 
     def stop(self) -> None:
         self._server.stop(0).wait()

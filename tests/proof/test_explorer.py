@@ -89,6 +89,6 @@ def test_symmetry_of_workers_is_real() -> None:
 
 
 def test_what_the_worlds_must_reach_names_every_phase_and_rule() -> None:
-    wanted = jobs.wanted_witnesses()
+    wanted = jobs.expected_witnesses()
     assert {phase.value for phase in Phase} <= wanted
     assert "exceeded in Troubleshooting" in wanted

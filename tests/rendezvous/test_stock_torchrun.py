@@ -70,7 +70,7 @@ def test_a_rank_killed_on_one_of_two_nodes_restarts_both(tmp_path: Path) -> None
         assert len(stores) == 1
         assert stores.isdisjoint(rank.environ["MASTER_PORT"] for rank in before.values())
         (tmp_path / "end").touch()
-        assert (first.wait(), second.wait()) == (0, 0), job.story()
+        assert (first.wait(), second.wait()) == (0, 0), job.transcript()
         retries = [worker["retries"] for worker in job.status()["workers"]]
         assert retries == [1, 1]
         root = next(entry for entry in job.report()["failures"] if entry["role"] == "root")

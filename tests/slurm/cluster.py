@@ -86,7 +86,7 @@ ConstrainRAMSpace=no
 ConstrainDevices=no
 """
 
-# The end of a job is told, not asked for: one line into a pipe that the tests read.
+# The end of a job is reported, not polled: one line into a pipe that the tests read.
 _ENDED = """\
 #!/bin/sh
 echo "job=$SLURM_JOB_ID exit=$SLURM_JOB_EXIT_CODE2 restarts=${{SLURM_RESTART_COUNT:-0}}" > {pipe}
@@ -114,7 +114,7 @@ class Cluster:
         self._net = Net([CONTROLLER, *self._names], share=[root])
         self._daemons: dict[str, subprocess.Popen[str]] = {}
         self._pipe = -1
-        self._told = ""
+        self._ended_lines = ""
         self.hosts: dict[str, Host] = {}
         self.env = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": _path()}
 
@@ -160,15 +160,15 @@ class Cluster:
         bind = ""
         if _FREEZER.is_dir():
             # Each node has a freezer of its own: Slurm ends a step's processes by it.
-            mine = _FREEZER / self._cgroup(name)
-            mine.mkdir(exist_ok=True)
-            bind = f"mountpoint -q {_FREEZER}/.aegis || mount --bind {mine} {_FREEZER} && "
+            own = _FREEZER / self._cgroup(name)
+            own.mkdir(exist_ok=True)
+            bind = f"mountpoint -q {_FREEZER}/.aegis || mount --bind {own} {_FREEZER} && "
         self._start(
             f"slurmd-{name}", name, ["/bin/sh", "-c", f'{bind}exec slurmd -D -N {name}'],
         )  # fmt: skip
 
     def power_off(self, name: str) -> None:
-        """Everything on that node is gone at once; nobody is told."""
+        """Everything on that node is gone at once, without notice."""
         host = self.hosts[name]
         host.power_off()
         host.link_down()
@@ -201,21 +201,23 @@ class Cluster:
         return int(done.stdout.split(";")[0])
 
     def show(self, job: int) -> dict[str, str]:
-        """What `scontrol show job` says: JobState, ExitCode, Restarts, ..."""
+        """The fields of `scontrol show job`: JobState, ExitCode, Restarts, ..."""
         shown = self.command(["scontrol", "--oneliner", "show", "job", str(job)]).stdout
         return dict(field.split("=", 1) for field in shown.split() if "=" in field)
 
     def wait(self, job: int, timeout_s: float) -> dict[str, str]:
-        """Wait until the job's present run is over; what `show` says then. TimeoutError."""
+        """Wait until the job's present run is over; returns `show` then. TimeoutError."""
         until = time.monotonic() + timeout_s
-        while not any(number == str(job) for number in _OVER.findall(self._told)):
+        while not any(number == str(job) for number in _OVER.findall(self._ended_lines)):
             with selectors.DefaultSelector() as selector:
                 selector.register(self._pipe, selectors.EVENT_READ)
                 if not selector.select(max(until - time.monotonic(), 0)):
                     raise TimeoutError(f"job {job} goes on after {timeout_s:.0f} s: {self.show(job)}")
-            self._told += os.read(self._pipe, 65536).decode()
-        self._told = "".join(line for line in self._told.splitlines(True) if f"job={job} " not in line)
-        # The nodes still clear up, and a dead one is waited for; Slurm tells nobody when that is over.
+            self._ended_lines += os.read(self._pipe, 65536).decode()
+        self._ended_lines = "".join(
+            line for line in self._ended_lines.splitlines(True) if f"job={job} " not in line
+        )
+        # The nodes still clear up, and a dead one is waited for; Slurm doesn't report when that is over.
         pause = threading.Event()
         while (shown := self.show(job))["JobState"] == "COMPLETING" and time.monotonic() < until:
             pause.wait(0.1)
@@ -226,7 +228,7 @@ class Cluster:
         path = self.root / f"{name}.log"
         return path.read_text()[-4000:] if path.exists() else ""
 
-    # ------------------------------------------------------------ beginnings
+    # ------------------------------------------------------------ the start
 
     def _cgroup(self, name: str) -> str:
         return f"aegis-{os.getpid()}-{name}"

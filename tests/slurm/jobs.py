@@ -1,13 +1,13 @@
-"""One training as a batch job of the real Slurm of `tests.slurm.cluster`, and what it comes to.
+"""One training as a batch job of the real Slurm of `tests.slurm.cluster`, and its results.
 
     with Cluster(tmp_path) as slurm:
-        job = BatchJob(slurm, nodes=3, seats=2)
+        job = BatchJob(slurm, nodes=3, training_nodes="2")
         job.wait_step(3)
         slurm.power_off(job.host_of_rank(1))
         ended = job.wait()
         assert ended["JobState"] == "COMPLETED"
 
-The training counts steps and says each of them; it resumes at the step that its one checkpoint file holds.
+The training counts steps and logs each of them; it resumes at the step in its one checkpoint file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.slurm.cluster import Cluster
 PATIENCE_S = 150.0
 AEGISCTL = str(Path(sys.executable).parent / "aegisctl")
 _MARK = "AEGIS_TEST_BATCH"
-_LOOK_S = 0.05  # between two looks at a file on which nobody tells of changes
+_POLL_S = 0.05  # between two reads of a file
 
 TRAIN = """\
 import os, pathlib, signal, socket, sys, time
@@ -41,13 +41,13 @@ steps, pause_s, saved = int(sys.argv[1]), float(sys.argv[2]), pathlib.Path(sys.a
 log = open(saved.with_suffix(".log"), "a", buffering=1)
 
 
-def say(*words):
-    # srun's own output goes with the node that it runs on; this file doesn't.
-    print(time.time(), socket.gethostname(), *words, file=log)
+def log_line(*parts):
+    # srun's own output is lost with its node; this file isn't.
+    print(time.time(), socket.gethostname(), *parts, file=log)
 
 
 def on_signal(number, frame):
-    say("signal", signal.Signals(number).name)
+    log_line("signal", signal.Signals(number).name)
     if number == signal.SIGTERM:
         sys.exit(143)
 
@@ -58,7 +58,7 @@ dist.init_process_group("gloo")
 step = torch.tensor([int(saved.read_text()) if saved.exists() else 0])
 dist.broadcast(step, 0)
 life = os.environ["TORCHELASTIC_RESTART_COUNT"]
-say("init rank", dist.get_rank(), "of", dist.get_world_size(), "start", life, "pid", os.getpid())
+log_line("init rank", dist.get_rank(), "of", dist.get_world_size(), "start", life, "pid", os.getpid())
 for number in range(int(step), steps):
     total = torch.ones(1)
     dist.all_reduce(total)
@@ -68,9 +68,9 @@ for number in range(int(step), steps):
         new = saved.with_suffix(".new")
         new.write_text(str(number + 1))
         new.replace(saved)
-        say("step", number + 1)
+        log_line("step", number + 1)
 dist.destroy_process_group()
-say("done")
+log_line("done")
 """
 
 _SCRIPT = """\
@@ -85,14 +85,14 @@ exit $code
 
 
 class BatchJob:
-    """One submitted job. `seats` of its `nodes` take part in the training, the others wait as spares."""
+    """One submitted job. `training_nodes` (an --nnodes) of its `nodes` train, the others wait as spares."""
 
     def __init__(
         self,
         slurm: Cluster,
         *,
         nodes: int,
-        assignments: str,
+        training_nodes: str,
         steps: int = 40,
         pause_s: float = 0.1,
         flags: Sequence[str] = (),
@@ -111,10 +111,10 @@ class BatchJob:
         self.state = slurm.root / "state-home"
         train = slurm.root / "train.py"
         train.write_text(TRAIN)
-        ours = [
+        own = [
             "aegis-run",
             "--nnodes",
-            assignments,
+            training_nodes,
             "--nproc-per-node",
             "1",
             "--aegis-bootcheck",
@@ -124,47 +124,48 @@ class BatchJob:
         script = _SCRIPT.format(
             before=before,
             srun="-N $SLURM_JOB_NUM_NODES -n $SLURM_JOB_NUM_NODES",
-            launcher=f"{wrap} {launcher or ' '.join(ours)}",
+            launcher=f"{wrap} {launcher or ' '.join(own)}",
             train=f"{train} {steps} {pause_s} {slurm.root}/{name}.step",
         )
         path = f"{Path(sys.executable).parent}:{slurm.env['PATH']}"
         self._mark = uuid.uuid4().hex
         env = {"PATH": path, "XDG_STATE_HOME": str(self.state), "AEGIS_WARM_SPARES": "off"}
         env[_MARK] = self._mark
-        asked = [f"--nodes={nodes}", "--no-kill", f"--output={self.output}", "--open-mode=append", *options]
-        self.number = slurm.submit(script, *asked, env=env)
+        given = [f"--nodes={nodes}", "--no-kill", f"--output={self.output}", "--open-mode=append", *options]
+        self.number = slurm.submit(script, *given, env=env)
 
-    # ------------------------------------------------------------ what it says
+    # ------------------------------------------------------------ its output
 
     @property
-    def said(self) -> str:
+    def log_text(self) -> str:
         """Everything that launchers and ranks have written so far."""
         files = (self.output, self._log)
         return "".join(file.read_text(errors="replace") for file in files if file.exists())
 
     def wait_for(self, found: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """Wait until `found()` is true; returns it. AssertionError with what was said."""
+        """Wait until `found()` is true; returns it. AssertionError with the output."""
         pause, until = threading.Event(), time.monotonic() + timeout_s
         while not (result := found()):
-            assert time.monotonic() < until, f"no {what} in {timeout_s:.0f} s:\n{self.said}"
-            pause.wait(_LOOK_S)
+            assert time.monotonic() < until, f"no {what} in {timeout_s:.0f} s:\n{self.log_text}"
+            pause.wait(_POLL_S)
         return result
 
-    def wait_said(self, pattern: str, count: int = 1) -> list[Any]:
-        """Wait until a line matching `pattern` was said `count` times."""
+    def wait_logged(self, pattern: str, count: int = 1) -> list[Any]:
+        """Wait until `pattern` has matched `count` times in the output."""
         seen: list[Any] = self.wait_for(
-            lambda: found if len(found := re.findall(pattern, self.said)) >= count else None, repr(pattern)
+            lambda: found if len(found := re.findall(pattern, self.log_text)) >= count else None,
+            repr(pattern),
         )
         return seen
 
     def wait_step(self, step: int) -> None:
         """Wait until that step has been made."""
-        self.wait_said(rf"step {step}\b")
+        self.wait_logged(rf"step {step}\b")
 
     def starts(self) -> list[tuple[float, str, int, int, int, int]]:
         """Every start of a rank: wall time, host, rank, world size, restart count, pid."""
         lines = re.findall(
-            r"([0-9.]+) (\S+) init rank (\d+) of (\d+) start (\d+) pid (\d+)", self.said
+            r"([0-9.]+) (\S+) init rank (\d+) of (\d+) start (\d+) pid (\d+)", self.log_text
         )  # fmt: skip
         return [(float(t), host, int(r), int(w), int(n), int(pid)) for t, host, r, w, n, pid in lines]
 
@@ -192,21 +193,21 @@ class BatchJob:
         """Wait until nothing that was started for this job lives any more."""
         self.wait_for(lambda: not self.processes(), f"end of all: {self.processes()}", timeout_s)
 
-    def ctl(self, *words: str) -> Any:
-        """What `aegisctl` says of the job where commands are given, which is on none of its nodes."""
-        argv = ["env", f"XDG_STATE_HOME={self.state}", AEGISCTL, "--job", str(self.number), *words]
+    def ctl(self, *arguments: str) -> Any:
+        """What `aegisctl` prints of the job on the host for commands, which is none of its nodes."""
+        argv = ["env", f"XDG_STATE_HOME={self.state}", AEGISCTL, "--job", str(self.number), *arguments]
         done = self.slurm.command(argv)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    # ------------------------------------------------------------ how it ends
+    # ------------------------------------------------------------ its end
 
     def wait(self, timeout_s: float = PATIENCE_S) -> dict[str, str]:
-        """Wait for the job's end; what scontrol says of it. AssertionError with all that was said."""
+        """Wait for the job's end; returns what scontrol shows of it. AssertionError with the output."""
         try:
             return self.slurm.wait(self.number, timeout_s)
         except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.said}") from None
+            raise AssertionError(f"{error}\n{self.log_text}") from None
 
     def run_dir(self, generation: int = 1) -> Path:
         """Where the journal is."""
@@ -219,14 +220,14 @@ class BatchJob:
 
     def summary(self, shown: dict[str, str]) -> str:
         """State, exit code, counts and recovery times, on one line."""
-        told = f"{shown['JobState']} {shown['ExitCode']}, {len(self.starts())} starts of ranks"
+        summary = f"{shown['JobState']} {shown['ExitCode']}, {len(self.starts())} starts of ranks"
         if (self.run_dir() / "report.json").exists():
             report = self.report()
             times = ", ".join(f"{recovery['total_s']:.1f} s" for recovery in report["recoveries"])
-            told += f", counted {report['recoverCount']}, recoveries {times or 'none'}"
-        return told
+            summary += f", counted {report['recoverCount']}, recoveries {times or 'none'}"
+        return summary
 
     def replays(self, generation: int = 1) -> None:
-        """The journal tells the truth."""
+        """Assert that the journal replays."""
         result = journal.replay(journal.read(self.run_dir(generation) / "journal.jsonl"))
         assert result.ok, result.first_difference

@@ -26,8 +26,8 @@ print(json.dumps(outcome))
 """
 
 
-def driven(slurm: Cluster, *words: str) -> Outcome:
-    done = slurm.command([sys.executable, "-c", DRIVER, *words])
+def driven(slurm: Cluster, *arguments: str) -> Outcome:
+    done = slurm.command([sys.executable, "-c", DRIVER, *arguments])
     assert done.returncode == 0, done.stderr
     return Outcome(*json.loads(done.stdout))
 
@@ -37,8 +37,8 @@ def state(slurm: Cluster, node: str) -> tuple[str, str]:
     shown = slurm.command(
         ["sinfo", "-h", "-N", "-n", node, "-p", "batch", "-O", "StateLong:30,Reason:60"]
     ).stdout
-    word, _, reason = shown.strip().partition(" ")
-    return word.rstrip("*"), reason.strip()  # a star: it has not answered yet
+    name, _, reason = shown.strip().partition(" ")
+    return name.rstrip("*"), reason.strip()  # a star: it has not answered yet
 
 
 @pytest.mark.full

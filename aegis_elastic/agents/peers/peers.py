@@ -118,8 +118,8 @@ class Peers:
             self._meeting.join(JOIN_S)
 
     def _call(self, request: Callable[[TCPStore], _T]) -> _T:
-        """Call the store in a thread: torch's client waits for ever on a host that has fallen silent (a pulled
-        cable, a stopped process), whatever its timeout, and the caller is the agent's only loop.
+        """Call the store in a thread: torch's client waits for ever on a host that has fallen silent (a
+        pulled cable, a stopped process), whatever its timeout, and the caller is the agent's only loop.
         """
         if self._silent:
             raise StoreGone(f"the store at {self.address} has not answered before")

@@ -51,7 +51,9 @@ class Member:
     """This node's part in the rounds. `failures`: for each of its groups that failed, why."""
 
     def __init__(self, world: World, kind: str, store: Store, deadline: float, on_step: OnStep) -> None:
-        """`store`: from `process_group.connect`, after all peers have come. `deadline`: monotonic, in seconds."""
+        """`store`: from `process_group.connect`, after all peers have come. `deadline`: monotonic, in
+        seconds.
+        """
         self.failures: list[str] = []
         self._world, self._kind, self._store = world, kind, store
         self._deadline, self._on_step = deadline, on_step

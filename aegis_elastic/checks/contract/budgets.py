@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aegis_elastic.core.diagnosis.recovery import CHEAP_CHECKS
+
 # Local, without torch, run side by side; on a healthy node they take well below a second.
-CHEAP = ("io", "gpu", "runtime", "rdma", "hang")
+CHEAP = CHEAP_CHECKS
 # With torch; one after the other and in this order on every node, since most of them meet their peers.
 TORCH = ("env", "health", "allreduce_connection", "allreduce_performance")
 ALL = CHEAP + TORCH

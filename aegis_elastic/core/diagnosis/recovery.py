@@ -10,6 +10,8 @@ import msgspec
 
 from aegis_elastic.core.events import Finding
 
+# The names of the cheap checks: a new one is added here, in `checks.runner.CHEAP_MODULES` and in
+# `checks.contract.budgets`.
 CHEAP_CHECKS = ("io", "gpu", "runtime", "rdma", "hang")
 COLLECTIVE_CHECKS = ("allreduce_connection", "allreduce_performance")
 # gpu and rdma also leave the counters against which later checks are judged.

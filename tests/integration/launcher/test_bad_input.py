@@ -49,7 +49,7 @@ def _sleeper(folder: Path) -> Path:
     return script
 
 
-def _said(launch: Launch) -> str:
+def _last_line(launch: Launch) -> str:
     """Its one line, after it has ended as wrong use should."""
     assert launch.wait() == USAGE, launch.output
     about_secrets = ("NO JOIN SECRET", "INFO join secret")
@@ -73,8 +73,8 @@ def test_wrong_use_is_told_before_anything_is_started(tmp_path: Path) -> None:
     ]
     with Job(tmp_path) as job:
         launches = [job.start(program, flags=flags) for program, flags, _ in wrong]
-        for launch, (_, _, says) in zip(launches, wrong, strict=True):
-            assert says in _said(launch)
+        for launch, (_, _, text) in zip(launches, wrong, strict=True):
+            assert text in _last_line(launch)
     assert not (tmp_path / "state").exists(), "a plane was begun for a job that can't be"
 
 
@@ -97,8 +97,8 @@ def test_a_port_that_another_program_has(tmp_path: Path) -> None:
             job.start(script)
         for job, port in zip(jobs, ports, strict=True):
             with job:
-                said = _said(job.launches[0])
-            assert f"127.0.0.1:{port}: another program uses that port" in said
+                message = _last_line(job.launches[0])
+            assert f"127.0.0.1:{port}: another program uses that port" in message
     finally:
         web.shutdown()
         serving.join()
@@ -120,10 +120,10 @@ def test_a_running_job_is_not_disturbed_by_those_who_fail_to_join(tmp_path: Path
         other = Job(tmp_path / "other", "other", endpoint=job.endpoint, flags=QUICK)
         with other:
             other.start(sleeper, str(end))
-            assert "another program uses that port" in _said(other.launches[0])
+            assert "another program uses that port" in _last_line(other.launches[0])
         assert stranger.wait() == USAGE
         assert "join secret" in stranger.output.splitlines()[-1]
-        assert "running here under that name" in _said(double)
+        assert "running here under that name" in _last_line(double)
         assert {rank.pid for rank in job.ranks().values()} == pids, "training was touched"
         end.touch()
         assert first.wait() == 0, first.output
@@ -151,11 +151,11 @@ def test_programs_that_only_running_can_judge(tmp_path: Path) -> None:
     jobs = [Job(tmp_path / f"of-{program}", max_restarts=0, flags=QUICK) for program, *_ in tried]
     for job, (program, flags, _, _) in zip(jobs, tried, strict=True):
         job.start(tmp_path / program, flags=flags)
-    for job, (_, _, code, says) in zip(jobs, tried, strict=True):
+    for job, (_, _, code, text) in zip(jobs, tried, strict=True):
         with job:
             launch = job.launches[0]
             assert launch.wait() == code, launch.output
-            assert says in launch.output
+            assert text in launch.output
             assert job.report()["outcome"] == ("failed" if code else "succeeded")
             assert [failure["role"] for failure in job.report()["failures"]] == ["root"] * code
 
@@ -163,23 +163,23 @@ def test_programs_that_only_running_can_judge(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what may come over the bus
 
 
-class _Victim(NamedTuple):
-    """A running job, and a place in it for one who will say anything."""
+class _AttackedJob(NamedTuple):
+    """A running job, and credentials of a second worker that publishes anything."""
 
     job: Job
     place: Place
     key: NKey
     uid: str
-    assignment: tuple[str, str]
+    worker_and_uid: tuple[str, str]
 
     def status(self) -> dict[str, Any]:
         assert self.job.run_dir is not None
-        way = admin_client.load(self.job.run_dir)
-        assert way is not None
-        status: dict[str, Any] = admin_client.call(way, "status")
+        admin = admin_client.load(self.job.run_dir)
+        assert admin is not None
+        status: dict[str, Any] = admin_client.call(admin, "status")
         return status
 
-    async def say(self, subject: str, payloads: list[bytes]) -> None:
+    async def publish(self, subject: str, payloads: list[bytes]) -> None:
         bus = await BusConnection.connect(
             [f"tls://127.0.0.1:{self.place.welcome.bus_port}"],
             Credentials(self.key, self.place.welcome.jwt),
@@ -194,7 +194,7 @@ class _Victim(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Victim]:
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_AttackedJob]:
     """A job of one worker, and the credentials that first contact gives to a second one, a spare."""
     folder = tmp_path_factory.mktemp("victim")
     with Job(folder, flags=QUICK) as job:
@@ -209,7 +209,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Victim]:
         )  # fmt: skip
         place = first_contact.call(host, int(port), hello, None, 10.0)
         honest = [line.event for line in job.journal() if isinstance(line.event, Join)]
-        yield _Victim(job, place, key, uid, ("honest", honest[0].uid))
+        yield _AttackedJob(job, place, key, uid, ("honest", honest[0].uid))
         (folder / "end").touch()
         assert launch.wait() == 0, launch.output
         report = job.report()
@@ -225,9 +225,9 @@ _numbers = st.integers(-(2**70), 2**70) | st.sampled_from([0, 1, 2])
 _text = st.text(max_size=30)
 
 
-def _report(victim: _Victim, draw: st.DataObject) -> dict[str, Any]:
+def _report(attacked: _AttackedJob, draw: st.DataObject) -> dict[str, Any]:
     """A report that has the right form; what stands in it is drawn."""
-    worker, uid = draw.draw(st.sampled_from([victim.assignment, ("liar", victim.uid), ("liar", "?")]))
+    worker, uid = draw.draw(st.sampled_from([attacked.worker_and_uid, ("liar", attacked.uid), ("liar", "?")]))
     failure = Failure(0, 0, 1.0, 1, None, draw.draw(_text), (draw.draw(_text),))
     data = ReportData(
         state=draw.draw(_text),
@@ -236,46 +236,46 @@ def _report(victim: _Victim, draw: st.DataObject) -> dict[str, Any]:
         failures=(failure,),
         clues=("collective_timeout",),
         reason=draw.draw(_text),
-        independent=(IndependentEnd(victim.assignment[0], 1, "it was so", (failure,)),),
+        independent=(IndependentEnd(attacked.worker_and_uid[0], 1, "it was so", (failure,)),),
         started=draw.draw(st.booleans()),
         alive=("honest", "liar", draw.draw(_text)),
     )
     kind = draw.draw(st.sampled_from([MessageType.ACK, MessageType.ERROR, MessageType.FINISH]))
-    said = Message(
-        aegis_name=victim.job.name, aegis_namespace="default", worker=worker, type=kind,
-        phase=WirePhase.COMMAND, data=data, time_stamp=1.0, seq_num=victim.place.welcome.seq_num, uid=uid,
+    message = Message(
+        aegis_name=attacked.job.name, aegis_namespace="default", worker=worker, type=kind,
+        phase=WirePhase.COMMAND, data=data, time_stamp=1.0, seq_num=attacked.place.welcome.seq_num, uid=uid,
         incarnation=1,
     )  # fmt: skip
-    report: dict[str, Any] = msgspec.json.decode(messages.encode(said))
+    report: dict[str, Any] = msgspec.json.decode(messages.encode(message))
     return report
 
 
 @given(data=st.data())
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
-def test_malformed_messages_change_nothing(victim: _Victim, data: st.DataObject) -> None:
-    before = victim.status()
+def test_malformed_messages_change_nothing(attacked: _AttackedJob, data: st.DataObject) -> None:
+    before = attacked.status()
     payloads = data.draw(st.lists(st.binary(max_size=200), max_size=5))
     payloads += [msgspec.json.encode(value) for value in data.draw(st.lists(_json, max_size=5))]
     for _ in range(data.draw(st.integers(1, 5))):
-        report = _report(victim, data)
+        report = _report(attacked, data)
         payloads.append(msgspec.json.encode(report))
         spoilt = data.draw(st.sampled_from(sorted(report)))
         payloads.append(msgspec.json.encode({**report, spoilt: data.draw(_json | _numbers)}))
         inner = data.draw(st.sampled_from(sorted(report["data"])))
         payloads.append(msgspec.json.encode({**report, "data": {**report["data"], inner: data.draw(_json)}}))
-    asyncio.run(victim.say(subjects.report("default", victim.job.name, "liar"), payloads))
-    after = victim.status()
+    asyncio.run(attacked.publish(subjects.report("default", attacked.job.name, "liar"), payloads))
+    after = attacked.status()
     for untouched in ("phase", "incarnation", "recoverCount", "workers", "errorNodes"):
         assert after[untouched] == before[untouched]
     assert after["plane"]["pid"] == before["plane"]["pid"], "the master has died of it"
 
 
-def test_a_flood_of_malformed_messages_is_a_few_lines(victim: _Victim) -> None:
+def test_a_flood_of_malformed_messages_is_a_few_lines(attacked: _AttackedJob) -> None:
     """One line for the first, then ever rarer ones: a worker must not fill the disk of the endpoint."""
-    assert victim.job.run_dir is not None
-    log = victim.job.run_dir.parent / "plane" / "plane.log"
+    assert attacked.job.run_dir is not None
+    log = attacked.job.run_dir.parent / "plane" / "plane.log"
     before = log.read_text().count("malformed report")
-    asyncio.run(victim.say(subjects.report("default", victim.job.name, "liar"), [b"{}"] * 500))
+    asyncio.run(attacked.publish(subjects.report("default", attacked.job.name, "liar"), [b"{}"] * 500))
     wait_for(lambda: log.read_text().count("malformed report") > before, "a line about the flood")
-    victim.status()
+    attacked.status()
     assert log.read_text().count("malformed report") - before < 12

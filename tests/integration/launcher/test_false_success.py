@@ -1,4 +1,4 @@
-"""Ranks that end with code 0 and have not trained to the end: said, not celebrated."""
+"""Ranks that end with code 0 and have not trained to the end: reported as doubtful."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("strict", [False, True], ids=["said", "strict"])
+@pytest.mark.parametrize("strict", [False, True], ids=["reported", "strict"])
 def test_megatrons_exit_over_an_empty_tracker_is_no_plain_success(tmp_path: Path, strict: bool) -> None:
     """A tracker whose write was cut short makes Megatron exit with 0 before its first step."""
     folder = tmp_path / "ckpt"

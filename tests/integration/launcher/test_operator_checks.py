@@ -1,4 +1,4 @@
-"""`aegisctl check|bootcheck|burn --job`: every node of a running job is looked at, and training goes on."""
+"""`aegisctl check|bootcheck|burn --job`: every node of a running job is checked, and training goes on."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 
 def nodes_of(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     """Worker -> what it answered, by check."""
-    said = json.loads(done.stdout)
-    assert said["pass"] == (done.returncode == 0), said
+    document = json.loads(done.stdout)
+    assert document["pass"] == (done.returncode == 0), document
     return {
-        node["worker"]: {result["checkType"]: result for result in node["results"]} for node in said["nodes"]
+        node["worker"]: {result["checkType"]: result for result in node["results"]}
+        for node in document["nodes"]
     }
 
 
-def test_every_node_of_a_job_is_looked_at_while_it_trains(tmp_path: Path) -> None:
+def test_every_node_of_a_job_is_checked_while_it_trains(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with Job(tmp_path, nnodes="2", nproc=1, flags=FLAGS) as job:
@@ -45,7 +46,7 @@ def test_every_node_of_a_job_is_looked_at_while_it_trains(tmp_path: Path) -> Non
             "b": ["gpu", "hang"],
         }
         for found in healthy.values():
-            assert "1 live, none frozen: rank" in found["hang"]["result"], "the ranks are looked at"
+            assert "1 live, none frozen: rank" in found["hang"]["result"], "the ranks are checked"
 
         done = job.ctl("check", "io", "rdma", "--budget", "io=0.7")
         assert done.returncode == 1

@@ -1,6 +1,6 @@
 """A node with a broken GPU leaves and a spare steps in; a check that hangs costs its budget and nothing else.
 
-Three hosts of their own. Their GPUs are a stand-in for NVIDIA's library, asked through the real client one.
+Three hosts of their own. Their GPUs are a stand-in for NVIDIA's library, behind the real client library.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Cluster:
         # Below the one folder that all hosts share.
         self._libraries = Path(shutil.copytree(libraries, folder / "nvidia"))
         for name in NODES:
-            self.say(name, HEALTHY)
+            self.set_gpu_state(name, HEALTHY)
 
-    def say(self, name: str, state: str) -> None:
+    def set_gpu_state(self, name: str, state: str) -> None:
         """What the GPUs of this host are from now on."""
         new = self._states[name].with_suffix(".new")
         new.write_text(state)
@@ -62,7 +62,7 @@ def test_a_missing_gpu_found_by_the_bootcheck_isolates_the_node(
         endpoint = f"{net.hosts[0].address}:29400"
         with Job(tmp_path, nnodes="2", nproc=1, flags=flags, endpoint=endpoint) as job:
             cluster = Cluster(net, job, tmp_path, libraries)
-            cluster.say("b", "* count 7\n")
+            cluster.set_gpu_state("b", "* count 7\n")
             first, second = cluster.start("a"), cluster.start("b")
             assert second.wait() == 17
             assert "this node is faulty: gpu.missing" in second.output
@@ -97,7 +97,7 @@ def test_a_gpu_that_breaks_while_training_runs_brings_the_spare_in(
             spare = cluster.start("c")
             spare.wait_output("waiting as a spare")
             job.wait_ranks(2, restart_count=0)
-            cluster.say("b", state)
+            cluster.set_gpu_state("b", state)
             (rank,) = job.ranks(second).values()
             os.kill(rank.pid, signal.SIGKILL)
             assert second.wait() == 1

@@ -1,4 +1,4 @@
-"""The guard in a running job: what is marked is acted on when it has lasted, once, and humans hear of it."""
+"""The guard in a running job: a mark that lasts is acted on once, and humans are paged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK = ("--aegis-guard-persistence-s", "1.5", "--aegis-guard-look-s", "0.5")
 SCRIPT = "import sys, time, pathlib\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)\n"
 
 
-def told(job: Job) -> list[str]:
+def guard_notes(job: Job) -> list[str]:
     codes = [line.event.code for line in job.journal() if isinstance(line.event, Noted)]
     return [code for code in codes if code.startswith("guard.")]
 
@@ -48,19 +48,19 @@ def test_a_mark_that_lasts_is_acted_on_and_humans_hear_of_it(tmp_path: Path) -> 
         assert "incarnation 2 runs" in page["message"]
         [act] = acts(job)
         assert act.reason.startswith("frozen, for "), act.reason
-        wait_for(lambda: told(job).count("guard.page") == 2, "both pages in the journal")
+        wait_for(lambda: guard_notes(job).count("guard.page") == 2, "both pages in the journal")
         before, after = (
             ["guard.wait", "guard.anchor", "guard.wait", "guard.page"],
             ["guard.done", "guard.page"],
         )
-        assert told(job) == before + after
+        assert guard_notes(job) == before + after
         assert job.status()["recoverCount"] == 1, "charged at the action"
         records = sorted(path.name for path in (tmp_path / "shared").rglob("guard.*"))
         assert any(name.endswith(".state") for name in records), records
 
         # The same again at once is our own doing: the cooldown is on.
         assert job.ctl("hang", "w").returncode == 0
-        wait_for(lambda: told(job)[6:] == ["guard.wait"], "the cooldown")
+        wait_for(lambda: guard_notes(job)[6:] == ["guard.wait"], "the cooldown")
         stays(lambda: len(acts(job)) == 1, 2.5)
         assert "our own doing" in str([line.reason for line in job.journal()])
         (tmp_path / "end").touch()
@@ -91,7 +91,7 @@ def test_in_shadow_mode_it_only_says_what_it_would_do(tmp_path: Path) -> None:
         [page] = received.wait(1)
         assert "is due, but the policy is to observe: frozen, for " in page["message"]
         stays(lambda: not acts(job) and len(received.pages) == 1, 2)
-        assert "guard.would_act" in told(job)
+        assert "guard.would_act" in guard_notes(job)
         (tmp_path / "end").touch()
         assert launch.wait() == 0
 

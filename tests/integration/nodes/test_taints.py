@@ -136,7 +136,7 @@ def test_what_one_job_finds_broken_no_other_uses_until_somebody_says_so(
         address = net.hosts[0].address
         with Job(tmp_path / "one", "one", nnodes="2", endpoint=f"{address}:29400", flags=flags) as job:
             cluster = Cluster(net, job, tmp_path, libraries)
-            cluster.say("b", "* count 7\n")
+            cluster.set_gpu_state("b", "* count 7\n")
             first, broken = cluster.start("a"), cluster.start("b")
             assert broken.wait() == 67
             third = cluster.start("c")
@@ -147,7 +147,7 @@ def test_what_one_job_finds_broken_no_other_uses_until_somebody_says_so(
             assert (node["nodeName"], node["kind"], node["job"]) == ("b", "hardware", "one")
         with Job(tmp_path / "two", "two", nnodes="2", endpoint=f"{address}:29500", flags=flags) as job:
             cluster.training = Training(job)
-            cluster.say("b", HEALTHY)  # repaired, but nobody has said so
+            cluster.set_gpu_state("b", HEALTHY)  # repaired, but nobody has said so
             first, broken = cluster.start("a"), cluster.start("b")
             assert broken.wait() == 67
             assert "node b is not to be used: gpu.missing (says default/one/1)" in broken.output

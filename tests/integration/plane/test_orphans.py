@@ -14,13 +14,13 @@ from pathlib import Path
 from tests.integration.harness import Job, Launch, wait_for
 
 QUICK = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
-# argv: a folder for what it has to tell, and whether it is "deaf" to SIGTERM. On a signal it saves something
+# argv: a folder for its files, and whether it is "deaf" to SIGTERM. On a signal it saves something
 # that it needs its worker process for, and says so by a file.
 RANK = r"""
 import multiprocessing, os, signal, subprocess, sys, time
 folder, how = sys.argv[1:3]
 name = os.environ["RANK"] + "-" + os.environ["TORCHELASTIC_RESTART_COUNT"]
-def tell(what, text=""):
+def write_file(what, text=""):
     with open(f"{folder}/{what}.tmp", "w") as file:
         file.write(text)
     os.rename(f"{folder}/{what}.tmp", f"{folder}/{what}")
@@ -38,12 +38,12 @@ def on_signal(signum, frame):
         return
     ours.send(21)
     if ours.poll(20) and ours.recv() == 42:
-        tell(f"saved-{name}-{signal.Signals(signum).name}")
+        write_file(f"saved-{name}-{signal.Signals(signum).name}")
     if signum not in (signal.SIGUSR1, signal.SIGUSR2):
         os._exit(3)
 for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(signum, on_signal)
-tell(f"ready-{name}", f"{worker.pid} {helper.pid}")
+write_file(f"ready-{name}", f"{worker.pid} {helper.pid}")
 while not os.path.exists(f"{folder}/end"):
     time.sleep(0.05)
 helper.kill()
@@ -75,7 +75,7 @@ def test_signals_end_the_launcher_after_its_ranks_have_saved(tmp_path: Path) -> 
     """TERM, INT, HUP, QUIT: the ranks get it and have their time, their worker processes don't get it.
 
     KempnerForge#177 (a DataLoader's workers die of the SIGTERM, and the last checkpoint with them),
-    pytorch#160908 (the launcher's last words have the ranks' exit codes).
+    pytorch#160908 (the launcher's last lines have the ranks' exit codes).
     """
     signums = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     with ExitStack() as stack:

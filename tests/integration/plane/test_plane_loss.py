@@ -25,10 +25,10 @@ def test_training_never_stops_when_the_plane_is_killed_part_by_part_and_whole(tm
         launch = job.start(script, str(tmp_path))
         job.wait_phase("RunCommand", 1)
         ranks = job.wait_ranks(2, restart_count=0)
-        for victim in ("nats", "master", "supervisor"):
-            old = plane_processes(job)[victim]
+        for part in ("nats", "master", "supervisor"):
+            old = plane_processes(job)[part]
             os.kill(old, signal.SIGKILL)
-            wait_successor(job, victim, old)
+            wait_successor(job, part, old)
             wait_plane(job)
             untouched(tmp_path, ranks, job)
         assert "starting it again; training is not touched" in launch.output

@@ -70,7 +70,7 @@ def test_a_bus_that_is_blocked_for_forty_seconds_does_no_harm(net: Net, tmp_path
 
 
 def harmless(net: Net, folder: Path, steps: int = 0) -> None:
-    """Block the plane for the last host during training; nothing may happen but that it is said."""
+    """Block the plane for the last host during training; nothing may happen but a line of output."""
     script = write_worker(folder)
     flags = (*FLAGS, "--aegis-lost-timeout-s", "5")
     endpoint, far = net.hosts[0], net.hosts[-1]

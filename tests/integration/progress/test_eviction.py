@@ -50,7 +50,7 @@ class Eviction:
     def names(self) -> list[str]:
         return [line.transition for line in self.job.journal()]
 
-    def told(self, code: str) -> str:
+    def detail(self, code: str) -> str:
         """The details of what was noted under that code."""
         events = [line.event for line in self.job.journal()]
         return "\n".join(e.detail for e in events if isinstance(e, Noted) and e.code == code)
@@ -113,7 +113,9 @@ def test_a_slow_node_leaves_at_megatrons_next_checkpoint(
             assert after == list(range(saved.step + 1, after[-1] + 1)), "on from that very checkpoint"
             beyond = before[-1] - saved.step
             assert 0 <= beyond <= (1 if how == "sync" else 3)
-            assert f"{beyond} steps after the checkpoint of step {saved.step}" in eviction.told("evict.steps")
+            assert f"{beyond} steps after the checkpoint of step {saved.step}" in eviction.detail(
+                "evict.steps"
+            )
         assert [node["kind"] for node in job.report()["errorNodes"]] == ["slow"]
 
 
@@ -147,9 +149,9 @@ def test_a_slow_node_leaves_at_the_next_checkpoint_of_a_real_framework(
             beyond = before[-1] - saved.step
             assert 0 <= beyond <= 1
             # Counted by torch's hooks, which may have seen one more than the script's own callback.
-            told = eviction.told("evict.steps")
-            assert told.startswith((f"{beyond} steps after", f"{beyond + 1} steps after")), told
-        print(f"{kind}: {eviction.reason('evict')}; {told}")
+            detail = eviction.detail("evict.steps")
+            assert detail.startswith((f"{beyond} steps after", f"{beyond + 1} steps after")), detail
+        print(f"{kind}: {eviction.reason('evict')}; {detail}")
 
 
 @pytest.mark.full
@@ -166,7 +168,7 @@ def test_a_slow_node_that_nobody_can_replace_stays(
         flags = ((), (), ("--aegis-bootcheck", "env", "--aegis-check-path", f"log={tmp_path}/file/x"))
         eviction = Eviction(job, net, STANDIN, "--save", "ckpt", "--load", "ckpt", flags=flags)
         if spare == "unfit":
-            job.wait(lambda view: "file/x" in eviction.told("spare.unfit"), "the spare's checks")
+            job.wait(lambda view: "file/x" in eviction.detail("spare.unfit"), "the spare's checks")
         pids = {rank: process.pid for rank, process in job.wait_ranks(2).items()}
         assert job.ctl("evict", eviction.launches[1].worker).returncode == 0
         job.wait(lambda view: "evict" in eviction.names(), "the decision")
@@ -271,7 +273,7 @@ def test_a_slow_node_is_found_guarded_and_evicted_without_anybody_asking(
             assert after[0] == saved.step + 1, "on from that very checkpoint"
             assert 0 <= before[-1] - saved.step <= 1
         print(f"marked: {eviction.reason('marked')}")
-        print(f"evicted: {eviction.reason('evict')}; {eviction.told('evict.steps')}")
+        print(f"evicted: {eviction.reason('evict')}; {eviction.detail('evict.steps')}")
 
 
 @pytest.mark.full
@@ -317,7 +319,7 @@ async def use_up(shared: Path, node_name: str) -> None:
     class Clock:
         now = staticmethod(time.time)
 
-    keeper = GuardedActions(await scope.store(), "other", "test", Policy(), Clock())  # type: ignore[arg-type]
+    guard = GuardedActions(await scope.store(), "other", "test", Policy(), Clock())  # type: ignore[arg-type]
     for number in range(3):
-        await keeper.count(node_name, Action.RESTART_HUNG, f"deed {number}")
+        await guard.count(node_name, Action.RESTART_HUNG, f"action {number}")
     await scope.close()

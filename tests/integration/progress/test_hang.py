@@ -57,7 +57,7 @@ def test_a_deadlock_names_the_rank_and_the_line_that_it_stands_at(
         print(f"desync {late_s:.1f} s after the learned threshold: {mark.reason}")
         assert f"rank {rank} of " in mark.reason
         assert place in mark.reason
-        assert launch.output.count("): ranks of this node: ") == 1, "said once on the node, too"
+        assert launch.output.count("): ranks of this node: ") == 1, "reported once on the node, too"
         launch.wait_output("the control plane says that training hangs, and nothing is stopped: desync: ")
         assert len(job.ranks()) == 4, "a mark kills nothing"
 
@@ -114,8 +114,8 @@ def test_a_rank_that_ends_early_is_said_and_not_taken_for_success(tmp_path: Path
     with Job(tmp_path, nproc=4, flags=FLAGS, max_restarts=0) as job:
         launch = job.start(write_training(tmp_path), str(tmp_path), "end", "3", str(AT), "0")
         code = launch.wait()
-        said = [line.event for line in job.journal() if isinstance(line.event, (Noted, Error))]
-        assert said, "gloo's survivors raise, or are said to stand without it"
+        events = [line.event for line in job.journal() if isinstance(line.event, (Noted, Error))]
+        assert events, "gloo's survivors raise, or are reported without it"
         assert code != 0
 
 

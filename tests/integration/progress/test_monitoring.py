@@ -20,19 +20,19 @@ FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 OUR_RULES = ("cpu.", "gpu.", "memory.", "network.", "signature.")
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
 # A rank that works, and sends to the rank of its number on the other host what a gradient may be. What it
-# does wrong is asked for by files named after it. No torch, so that starts are cheap.
+# does wrong is wanted for by files named after it. No torch, so that starts are cheap.
 TRAIN = """
 import os, socket, sys, threading, time
 folder, other = sys.argv[1], sys.argv[2:]
 rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-asked = lambda what: os.path.exists(f"{folder}/{what}.{rank}")
+wanted = lambda what: os.path.exists(f"{folder}/{what}.{rank}")
 def take(server):
     while True:
         client, _ = server.accept()
         while client.recv(1 << 20): pass
 server = socket.create_server(("0.0.0.0", 7000 + local))
 threading.Thread(target=take, args=(server,), daemon=True).start()
-link, leaked, told, rounds = None, [], False, 0
+link, leaked, printed, rounds = None, [], False, 0
 while not os.path.exists(f"{folder}/done"):
     until = time.monotonic() + 0.01
     while time.monotonic() < until: pass
@@ -40,12 +40,12 @@ while not os.path.exists(f"{folder}/done"):
         try: link = socket.create_connection((other[0], 7000 + local), 10)
         except OSError: time.sleep(0.05)
     if link is not None: link.sendall(b"x" * 1_000_000)
-    if asked("leak"): leaked.append(b"x" * 2_000_000)
-    if asked("say") and not told:
-        told = True
+    if wanted("leak"): leaked.append(b"x" * 2_000_000)
+    if wanted("say") and not printed:
+        printed = True
         print("@@", file=sys.stderr, flush=True)
         for step in range(200): print("step", step, file=sys.stderr, flush=True)
-    if asked("die"): sys.exit(9)
+    if wanted("die"): sys.exit(9)
     time.sleep(0.03)
     rounds += 1
     if rounds == 300: open(f"{folder}/worked.{rank}", "w").close()
@@ -88,13 +88,13 @@ class Watched:
     def wait_noted(self, code: str, rank: int) -> Noted:
         found: list[Noted] = []
 
-        def look() -> bool:
+        def check() -> bool:
             found[:] = [
                 each for each in self.noted() if each.code == code and each.detail.startswith(f"rank {rank}:")
             ]
             return bool(found)
 
-        wait_for(look, f"{code} of rank {rank}; there were {self.noted()}", 60)
+        wait_for(check, f"{code} of rank {rank}; there were {self.noted()}", 60)
         print(f"{found[0].worker} on {found[0].node_name}: {found[0].code}: {found[0].detail}")
         return found[0]
 

@@ -52,16 +52,16 @@ def test_without_the_flag_it_is_restarted_like_any_other_and_named(tmp_path: Pat
     with Job(tmp_path, max_restarts=1, flags=NO_CHECKS) as job:
         launch = job.start(script)
         assert launch.wait() == 1
-        report, said = job.report(), verdicts(job)
+        report, notes = job.report(), verdicts(job)
     roots = [failure for failure in report["failures"] if failure["role"] == "root"]
     assert [root["class"] for root in roots] == ["process", "process"]
     assert "an error of the user's own, it seems" in roots[0]["reason"]
-    # Nobody has told how far it got, so nobody calls it a repetition without progress.
+    # Its progress is unknown, so it is no repetition without progress.
     place = f"{os.path.realpath(script)}:4 load"
     assert f"the same exception at the same place as before ({place})" in roots[1]["reason"]
     assert "whether training got further in between is unknown" in roots[1]["reason"]
-    assert [code for code, _ in said] == ["verdict.process"]
-    assert said[0][1].startswith("class process, level 1: signature user_value_error")
+    assert [code for code, _ in notes] == ["verdict.process"]
+    assert notes[0][1].startswith("class process, level 1: signature user_value_error")
 
 
 # Ranks that wait for each other, but for one that goes round and round in code of its own.
@@ -98,7 +98,7 @@ if first:
 @pytest.mark.parametrize(
     "code", [STANDS, pytest.param(STUCK, marks=pytest.mark.full)], ids=["stands", "gloo"]
 )
-def test_ranks_that_hang_are_looked_at_before_they_stop_and_the_odd_one_is_named(
+def test_ranks_that_hang_are_checked_before_they_stop_and_the_odd_one_is_named(
     tmp_path: Path, code: str
 ) -> None:
     script = tmp_path / "stuck.py"
@@ -113,8 +113,8 @@ def test_ranks_that_hang_are_looked_at_before_they_stop_and_the_odd_one_is_named
         done = job.ctl("restart", stuck.worker, "--reason", "no step")
         assert done.returncode == 0, done.stderr
         assert [launch.wait() for launch in launches] == [0, 0]
-        report, said = job.report(), verdicts(job)
-    ((code, detail),) = said
+        report, notes = job.report(), verdicts(job)
+    ((code, detail),) = notes
     assert code == "verdict.hang"
     assert (
         f"{stuck.worker}: a deadlock: odd one out is rank 3 is at" in detail and "(load_for_ever)" in detail
@@ -167,7 +167,7 @@ def test_which_rank_died_first_is_told_although_a_node_s_clock_is_an_hour_ahead(
         job.wait_phase("RunCommand", 1)
         job.wait_ranks(2, restart_count=0)
         ranks = {launch.worker: job.ranks(launch) for launch in (first, second)}
-        # Its agent is slow to tell, so the report of the one that dies later comes first.
+        # Its agent reports late, so the report of the one that dies later comes first.
         second.process.send_signal(signal.SIGSTOP)
         os.kill(next(iter(ranks["b"].values())).pid, signal.SIGKILL)
         time.sleep(0.5)

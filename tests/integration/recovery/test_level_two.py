@@ -43,7 +43,7 @@ def test_an_agent_executes_itself_again_under_its_name_and_training_goes_on(tmp_
         assert _uid(job, "b") != uid
         assert view["recoverCount"] == 1, "only the rank's death counts"
         assert second.process.poll() is None, "its process is the one that was started"
-        # The variable is ours alone: no process of the renewed launcher passes it on.
+        # No process of the renewed launcher inherits the variable.
         for environ in (rank.environ for rank in job.ranks(second).values()):
             assert "AEGIS_RENEWED" not in environ
         job.ctl("quit")
@@ -117,7 +117,7 @@ def _uid(job: Job, worker: str) -> str:
 def _master(job: Job) -> int:
     found: list[int] = []
 
-    def look() -> bool:
+    def check() -> bool:
         found[:] = [
             pid
             for pid in job.processes()
@@ -125,5 +125,5 @@ def _master(job: Job) -> int:
         ]
         return len(found) == 1
 
-    wait_for(look, "one master")
+    wait_for(check, "one master")
     return found[0]

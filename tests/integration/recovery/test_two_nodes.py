@@ -100,14 +100,14 @@ def test_a_spare_waits_quietly_and_takes_the_ranks_of_a_killed_agent(tmp_path: P
         before = job.wait_ranks(4)
         spare = training.start("c")
         spare.wait_output("waiting as a spare")
-        heard = len(job.journal())
+        lines_before = len(job.journal())
         pids = {rank: process.pid for rank, process in before.items()}
         # Longer than two of its heartbeats.
         stays(lambda: {rank: process.pid for rank, process in job.ranks().items()} == pids, 2.5)
         shown = job.status()
         assert shown["plane"]["spares"] == ["c"]
         assert retries(shown) == {"a": 0, "b": 0}
-        assert [line.transition for line in job.journal()[heard:]] == []
+        assert [line.transition for line in job.journal()[lines_before:]] == []
 
         lost_ranks = sorted(job.ranks(second))
         second.kill()
@@ -146,11 +146,11 @@ def test_a_smaller_world_takes_a_newcomer_at_the_next_restart_only(tmp_path: Pat
         training = Training(job)
         first = training.start("a")
         job.wait_phase("RunCommand", 1)
-        alone = job.wait_ranks(1)
+        remaining = job.wait_ranks(1)
         second = training.start("b")
         second.wait_output("waiting as a spare")
-        assert job.ranks()[0].pid == alone[0].pid, "a newcomer does not interrupt a running training"
-        kill(alone[0])
+        assert job.ranks()[0].pid == remaining[0].pid, "a newcomer does not interrupt a running training"
+        kill(remaining[0])
         job.wait(lambda view: view["phase"] == "RunCommand" and view["incarnation"] == 2)
         grown = job.wait_ranks(2, restart_count=1)
         assert {rank.environ["WORLD_SIZE"] for rank in grown.values()} == {"2"}
@@ -212,7 +212,7 @@ def test_a_node_that_has_finished_trains_again_when_another_fails(tmp_path: Path
         kill(next(iter(job.ranks(second).values())))
         job.wait_phase("Troubleshooting")
         # That its training had finished must not be taken for the end of its troubleshooting; not even when
-        # it says again how it is, because the bus had been away.
+        # it reports again, because the bus had been away.
         os.kill(plane_processes(job)["nats"], signal.SIGKILL)
         first.wait_output("can be reached again")
         stays(lambda: not finished(job.view()), 2.5)
@@ -263,7 +263,7 @@ def test_a_node_whose_cable_is_pulled_is_lost_once_and_may_come_back(
         job.wait_ranks(2)
         net.hosts[1].link_down()
         job.wait_phase("Restarting")
-        # Whoever is left doesn't hang on the one who is silent: it has stopped its ranks and says so.
+        # The worker that is left doesn't wait for the silent one: it has stopped its ranks and reports that.
         job.wait(lambda view: finished(view) == {stays_on}, f"{stays_on} to be ready")
         assert retries(job.status()) == {stays_on: 0, cut: 1}
         net.hosts[1].link_up()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.harness import Job, Launch, wait_for
 
-# Each life says who it is; rank 1 dies in its first lives when it is told to.
+# Each life prints its ids; rank 1 dies in its first lives if a file says so.
 SCRIPT = """
 import json, os, signal, sys, time
 folder, lives = sys.argv[1], int(sys.argv[2])

@@ -30,8 +30,8 @@ HOSTS = ("node0", "node1", "node2")
 FLAGS = ("--aegis-bootcheck", "env")
 
 
-class Story:
-    """The job, told in the words of the example: workers are numbered like their hosts."""
+class ExampleJob:
+    """The job of the example: workers are numbered like their hosts."""
 
     def __init__(self, job: Job, net: Net, script: Path) -> None:
         self._job = job
@@ -92,45 +92,45 @@ def test_three_workers_two_retries_come_out_exactly(tmp_path: Path, unmet: Calla
             tmp_path, nnodes="3", max_restarts=2, endpoint=f"{net.hosts[0].address}:29400", flags=FLAGS
         ) as job,
     ):
-        story = Story(job, net, script)
-        story.launch(0, 1, 2)
-        story.wait_training(1)
-        story.expect("RunCommand", (0, 0, 0), 0)
+        example = ExampleJob(job, net, script)
+        example.launch(0, 1, 2)
+        example.wait_training(1)
+        example.expect("RunCommand", (0, 0, 0), 0)
         master = job.status()["plane"]["pid"]
 
         # Worker 0's agent is killed, and with it the launcher that had started the control plane.
-        story.kill_agent(0)
-        story.expect("Restarting", (1, 0, 0), 1)
-        story.gates.close(Action.TROUBLESHOOT)
-        story.launch(0)
-        story.expect("Troubleshooting", (1, 0, 0), 1)
+        example.kill_agent(0)
+        example.expect("Restarting", (1, 0, 0), 1)
+        example.gates.close(Action.TROUBLESHOOT)
+        example.launch(0)
+        example.expect("Troubleshooting", (1, 0, 0), 1)
 
         # Workers 1 and 2 die during troubleshooting: not counted.
-        story.kill_agent(1, 2)
-        story.expect("Restarting", (1, 0, 0), 1)
-        story.launch(1, 2)
-        story.expect("Troubleshooting", (1, 0, 0), 1)
-        story.gates.open(Action.TROUBLESHOOT)
-        story.wait_training(2)
-        story.expect("RunCommand", (1, 1, 1), 1)
+        example.kill_agent(1, 2)
+        example.expect("Restarting", (1, 0, 0), 1)
+        example.launch(1, 2)
+        example.expect("Troubleshooting", (1, 0, 0), 1)
+        example.gates.open(Action.TROUBLESHOOT)
+        example.wait_training(2)
+        example.expect("RunCommand", (1, 1, 1), 1)
 
         # Worker 1's training fails; all others raise too, and are not charged for it.
-        story.gates.close(Action.TROUBLESHOOT)
-        story.kill_rank_of(1)
-        story.expect("Troubleshooting", (1, 2, 1), 2)
-        story.gates.open(Action.TROUBLESHOOT)
-        story.wait_training(3)
-        story.expect("RunCommand", (2, 2, 2), 2)
+        example.gates.close(Action.TROUBLESHOOT)
+        example.kill_rank_of(1)
+        example.expect("Troubleshooting", (1, 2, 1), 2)
+        example.gates.open(Action.TROUBLESHOOT)
+        example.wait_training(3)
+        example.expect("RunCommand", (2, 2, 2), 2)
         assert job.status()["plane"]["pid"] == master, "the plane outlives its launcher and is taken up again"
 
         # One failure more than allowed: diagnosed, then the job is closed.
-        story.gates.close(Action.TROUBLESHOOT)
-        story.kill_rank_of(2)
-        story.expect("Troubleshooting", (2, 2, 3), 2)
-        story.gates.open(Action.TROUBLESHOOT)
-        story.expect("Failed", (2, 2, 3), 3)
+        example.gates.close(Action.TROUBLESHOOT)
+        example.kill_rank_of(2)
+        example.expect("Troubleshooting", (2, 2, 3), 2)
+        example.gates.open(Action.TROUBLESHOOT)
+        example.expect("Failed", (2, 2, 3), 3)
 
-        assert story.exit_codes() == [1, 1, 1]
+        assert example.exit_codes() == [1, 1, 1]
         ended = job.status()
         assert {worker["innerPhase"] for worker in ended["workers"]} == {"Failed"}
         report = job.report()

@@ -32,23 +32,23 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
             code = main.main(argv)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
 
 @pytest.fixture
-def ended(story: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+def ended(recorded_job: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
     """`ended("digits")`: the run directory of a job that has come to its end."""
 
     def make(job: str = "digits", **about: int) -> Path:
-        told = story(job, **about)
+        recorded = recorded_job(job, **about)
         run_dir = tmp_path / f"run-{job}"
         run_dir.mkdir()
-        told.write(run_dir / "journal.jsonl")
-        (run_dir / "status.json").write_bytes(msgspec.json.encode(status_view(told.final, {})))
-        (run_dir / "report.json").write_bytes(msgspec.json.encode(build(told.lines, told.final)))
+        recorded.write(run_dir / "journal.jsonl")
+        (run_dir / "status.json").write_bytes(msgspec.json.encode(status_view(recorded.final, {})))
+        (run_dir / "report.json").write_bytes(msgspec.json.encode(build(recorded.lines, recorded.final)))
         run_directories.register("default", job, 1, run_dir)
         return run_dir
 
@@ -72,7 +72,7 @@ def live(master: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
         one = master(a_view(job), answer)
         run_dir = tmp_path / f"live-{job}"
         run_dir.mkdir()
-        one.introduce(run_dir)
+        one.write_admin_file(run_dir)
         run_directories.register("default", job, 1, run_dir)
         return one
 
@@ -92,7 +92,7 @@ def test_the_only_live_job_needs_no_name(
     assert msgspec.json.decode(out) == a_view("digits")
 
 
-def test_two_live_jobs_must_be_told_apart(run: Run, live: Callable[..., Any]) -> None:
+def test_two_live_jobs_must_be_distinguished(run: Run, live: Callable[..., Any]) -> None:
     live("one")
     live("two")
     code, _, err = run("status")
@@ -128,7 +128,7 @@ def test_wrong_use(run: Run) -> None:
 # --- status ---------------------------------------------------------------------------------------------
 
 
-def test_status_tells_what_happens_and_why(run: Run, live: Callable[..., Any]) -> None:
+def test_status_shows_what_happens_and_why(run: Run, live: Callable[..., Any]) -> None:
     live()
     code, out, _ = run("status")
     assert code == 0
@@ -148,7 +148,7 @@ def test_an_ended_job_is_read_from_its_run_directory(run: Run, ended: Callable[.
     assert run("status", "--run-dir", str(ended("fine")))[0] == 0
 
 
-def test_a_master_that_is_gone_is_said_and_the_last_word_shown(
+def test_a_master_that_is_gone_is_reported_and_the_last_status_shown(
     run: Run, live: Callable[..., Any], tmp_path: Path
 ) -> None:
     live().stop()
@@ -161,32 +161,32 @@ def test_a_master_that_is_gone_is_said_and_the_last_word_shown(
     assert run("status")[0] == 3, "it doesn't count as live"
 
 
-# --- the way to the master ------------------------------------------------------------------------------
+# --- calls to the master ------------------------------------------------------------------------------
 
 
 def test_only_the_pinned_master_is_believed(master: Callable[..., Any], tmp_path: Path) -> None:
     real, other = master(a_view()), master(a_view("evil"))
-    real.introduce(tmp_path, certPem=other.certificate.pem)
-    way = admin_client.load(tmp_path)
-    assert way is not None
+    real.write_admin_file(tmp_path, certPem=other.certificate.pem)
+    admin = admin_client.load(tmp_path)
+    assert admin is not None
     with pytest.raises(AdminUnreachable):
-        admin_client.call(way, "status", timeout_s=3)
-    assert real.asked == []
+        admin_client.call(admin, "status", timeout_s=3)
+    assert real.requests == []
 
 
 def test_a_wrong_token_is_refused_and_the_token_is_shown_nowhere(
     master: Callable[..., Any], tmp_path: Path
 ) -> None:
     one = master(a_view())
-    one.introduce(tmp_path, token="hunter2")
-    way = admin_client.load(tmp_path)
-    assert way is not None and "hunter2" not in repr(way)
+    one.write_admin_file(tmp_path, token="hunter2")
+    admin = admin_client.load(tmp_path)
+    assert admin is not None and "hunter2" not in repr(admin)
     with pytest.raises(AdminRefused, match="cannot status: wrong token"):
-        admin_client.call(way, "status")
+        admin_client.call(admin, "status")
 
 
-def test_a_way_that_others_can_read_is_not_used(master: Callable[..., Any], tmp_path: Path) -> None:
-    master().introduce(tmp_path)
+def test_an_admin_file_that_others_can_read_is_not_used(master: Callable[..., Any], tmp_path: Path) -> None:
+    master().write_admin_file(tmp_path)
     (tmp_path / "admin.json").chmod(0o644)
     with pytest.raises(BadRecord, match="0644"):
         admin_client.load(tmp_path)
@@ -196,10 +196,10 @@ def test_quit_reaches_the_master_with_its_reason(run: Run, live: Callable[..., A
     one = live()
     code, out, _ = run("quit", "--reason", "wrong data")
     assert code == 0 and "digits was asked to quit: wrong data" in out
-    assert one.asked[-1] == ("quit", {"reason": "wrong data"})
+    assert one.requests[-1] == ("quit", {"reason": "wrong data"})
 
 
-def test_a_refusal_is_told(run: Run, live: Callable[..., Any]) -> None:
+def test_a_refusal_is_reported(run: Run, live: Callable[..., Any]) -> None:
     def answer(op: str, args: dict[str, Any]) -> Any:
         if op == "quit":
             raise ValueError("another operator has locked this job")
@@ -243,21 +243,21 @@ def test_a_log_with_damage_names_the_line(run: Run, ended: Callable[..., Path]) 
 
 
 def test_following_a_log_shows_lines_as_they_come_and_ends_with_the_job(
-    story: Callable[..., Any], tmp_path: Path
+    recorded_job: Callable[..., Any], tmp_path: Path
 ) -> None:
-    told = story()
-    assert [line.transition for line in told.lines[-2:]] == [
+    recorded = recorded_job()
+    assert [line.transition for line in recorded.lines[-2:]] == [
         "advance",
         "ended",
     ]  # it ends in the last but one
     journal = tmp_path / "journal.jsonl"
-    told.write(journal, lines=3)
+    recorded.write(journal, lines=3)
     with _aegisctl("log", "-f", "--json", "--run-dir", str(tmp_path)) as follower:
         assert follower.stdout is not None
-        for line in told.lines[:3]:
+        for line in recorded.lines[:3]:
             assert follower.stdout.readline() == encode_line(line)
         with journal.open("ab") as file:
-            encoded = [encode_line(line) for line in told.lines[3:-1]]
+            encoded = [encode_line(line) for line in recorded.lines[3:-1]]
             file.write(encoded[0][:20])  # a line that is being written is no line yet
             file.flush()
             file.write(encoded[0][20:])
@@ -269,8 +269,8 @@ def test_following_a_log_shows_lines_as_they_come_and_ends_with_the_job(
         assert follower.wait(20) == 0
 
 
-def test_following_can_be_interrupted(story: Callable[..., Any], tmp_path: Path) -> None:
-    story().write(tmp_path / "journal.jsonl", lines=2)
+def test_following_can_be_interrupted(recorded_job: Callable[..., Any], tmp_path: Path) -> None:
+    recorded_job().write(tmp_path / "journal.jsonl", lines=2)
     with _aegisctl("log", "-f", "--run-dir", str(tmp_path)) as follower:
         assert follower.stdout is not None
         follower.stdout.readline()

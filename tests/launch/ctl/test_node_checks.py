@@ -32,17 +32,17 @@ def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
             code = main.main(argv)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
 
 def results(out: str) -> dict[str, Any]:
-    said = json.loads(out)
-    assert said["node"]
-    assert said["pass"] == all(each["pass"] for each in said["results"])
-    return {each["checkType"]: each for each in said["results"]}
+    document = json.loads(out)
+    assert document["node"]
+    assert document["pass"] == all(each["pass"] for each in document["results"])
+    return {each["checkType"]: each for each in document["results"]}
 
 
 def test_a_healthy_node_is_a_table_and_zero(run: Run) -> None:
@@ -102,7 +102,7 @@ def test_burn_proves_its_results(run: Run) -> None:
     assert result["details"]["passes"] > 0
 
 
-def test_wrong_use_is_two_and_said(run: Run) -> None:
+def test_wrong_use_is_two_with_a_reason(run: Run) -> None:
     for argv, why in [
         (("check", "warp"), "cannot check warp: there are io, gpu"),
         (("check", "--path", "data"), "cannot use --path 'data': want two parts joined by ="),

@@ -39,8 +39,8 @@ def run(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
             code = main.main(argv)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
@@ -204,7 +204,7 @@ def test_the_records_may_be_in_etcd(run: Run, tmp_path: Path, unmet: Callable[[s
         (("nodes", "--job", "no-such-job"), 3, "without a job, give --state-dir or --store"),
     ],
 )
-def test_wrong_use_is_said(run: Run, argv: tuple[str, ...], code: int, why: str) -> None:
+def test_wrong_use_has_a_reason(run: Run, argv: tuple[str, ...], code: int, why: str) -> None:
     found, out, err = run(*argv)
     assert (found, out) == (code, ""), err
     assert why in " ".join(err.split())

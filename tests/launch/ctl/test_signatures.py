@@ -16,7 +16,7 @@ LOG = (
     b"KeyError: 'no newline at the end'"
 )
 FIELDS = ["line", "fault_class", "component", "role", "action"]
-TOLD = [
+EXPECTED = [
     [1, None, None, None, "unknown"],
     [2, "cuda_oom", "cuda", "root", "fail_fast"],
     [3, "gpu_lost", "xid", "root", "isolate_node"],
@@ -31,17 +31,17 @@ def signatures(*argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[by
     return subprocess.run(command, input=stdin, capture_output=True, env=env)
 
 
-def test_every_line_of_a_file_or_of_stdin_is_answered_in_json(tmp_path: Path) -> None:
+def test_every_line_of_a_file_or_of_stdin_has_a_result_in_json(tmp_path: Path) -> None:
     file = tmp_path / "train.log"
     file.write_bytes(LOG)
     for done in (signatures("--json", str(file)), signatures("--json", "-", stdin=LOG)):
         assert (done.returncode, done.stderr) == (0, b"")
         rows = [json.loads(row) for row in done.stdout.splitlines()]
         assert all(list(row) == FIELDS for row in rows)
-        assert [list(row.values()) for row in rows] == TOLD
+        assert [list(row.values()) for row in rows] == EXPECTED
 
 
-def test_people_see_the_lines_that_tell_something() -> None:
+def test_people_see_the_lines_that_match() -> None:
     done = signatures("-", stdin=LOG + b"\nKeyError: '\x1b]0;evil\x07'\n")
     shown = done.stdout.decode().splitlines()
     assert done.returncode == 0
@@ -54,7 +54,7 @@ def test_people_see_the_lines_that_tell_something() -> None:
     assert "\x1b" not in done.stdout.decode() and "Tried to allocate" in shown[0]
 
 
-def test_an_empty_log_has_no_answers_and_no_file_is_wrong_use(tmp_path: Path) -> None:
+def test_an_empty_log_has_no_results_and_no_file_is_wrong_use(tmp_path: Path) -> None:
     assert signatures("--json", "-").stdout == b""
     for named in (tmp_path, tmp_path / "none.log"):
         done = signatures(str(named))

@@ -94,16 +94,16 @@ def test_a_recorded_hang_under_other_policies(tmp_path: Path, capsys: pytest.Cap
     recorded.at(291, Unmark("n1", Verdict.FROZEN, "its training was stopped"))
     folder = recorded.save(tmp_path)
 
-    code, [told] = replayed(folder, "", capsys)
-    assert (code, told["done_s"], told["would_s"], told["differs"]) == (0, 190, 185, False)
-    code, [told] = replayed(folder, "[guard]\npersistence_s = 20", capsys)
-    assert (code, told["would_s"]) == (1, 25)
-    code, [told] = replayed(folder, "[guard]\npersistence_s = 600", capsys)
-    assert (code, told["would_s"]) == (1, None)
-    assert told["why"] == "it has held for 185 s, 600 s are wanted"
-    code, [told] = replayed(folder, 'mode = "observe"', capsys)
-    assert (code, told["would_s"]) == (1, None)
-    assert str(told["why"]).startswith("only observed: frozen, for ")
+    code, [action] = replayed(folder, "", capsys)
+    assert (code, action["done_s"], action["would_s"], action["differs"]) == (0, 190, 185, False)
+    code, [action] = replayed(folder, "[guard]\npersistence_s = 20", capsys)
+    assert (code, action["would_s"]) == (1, 25)
+    code, [action] = replayed(folder, "[guard]\npersistence_s = 600", capsys)
+    assert (code, action["would_s"]) == (1, None)
+    assert action["why"] == "it has held for 185 s, 600 s are wanted"
+    code, [action] = replayed(folder, 'mode = "observe"', capsys)
+    assert (code, action["would_s"]) == (1, None)
+    assert str(action["why"]).startswith("only observed: frozen, for ")
 
 
 def test_a_recorded_outage_under_other_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,12 +118,12 @@ def test_a_recorded_outage_under_other_policies(tmp_path: Path, capsys: pytest.C
     recorded.at(111, Hold("2 of 4", BEGIN + 200))
     folder = recorded.save(tmp_path)
 
-    code, [told] = replayed(folder, "", capsys)
-    assert (code, told["differs"]) == (0, False)
-    assert str(told["why"]).startswith("2 of 4 nodes are found broken together")
-    code, [told] = replayed(folder, "[guard]\nbrake_share = 0.6", capsys)
-    assert (code, told["would_s"]) == (1, None)
-    assert told["why"] == "this policy calls it the nodes' own"
+    code, [action] = replayed(folder, "", capsys)
+    assert (code, action["differs"]) == (0, False)
+    assert str(action["why"]).startswith("2 of 4 nodes are found broken together")
+    code, [action] = replayed(folder, "[guard]\nbrake_share = 0.6", capsys)
+    assert (code, action["would_s"]) == (1, None)
+    assert action["why"] == "this policy calls it the nodes' own"
 
 
 def test_a_run_without_incidents_and_a_policy_that_is_none(

@@ -92,7 +92,7 @@ def test_two_jobs_on_one_bus_that_is_killed_and_comes_back(bus: Bus, tmp_path: P
         assert (one.report()["recoverCount"], two.report()["recoverCount"]) == (1, 0)
 
 
-def test_what_does_not_go_together_is_said(tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     PlaneKeys.load_or_generate(keys)
     assert bus_flags.read("nats://h:4222", keys, None).url == "nats://h:4222"

@@ -22,9 +22,9 @@ def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("import os, sys; print(sys.argv[1:], os.environ['RANK'])\n")
 
 
-def told(*words: str, passes_local_rank: bool = False) -> list[str]:
-    options = parse(words, passes_local_rank=passes_local_rank)
-    return explain(words, options, passes_local_rank=passes_local_rank).splitlines()
+def explained(*argv: str, passes_local_rank: bool = False) -> list[str]:
+    options = parse(argv, passes_local_rank=passes_local_rank)
+    return explain(argv, options, passes_local_rank=passes_local_rank).splitlines()
 
 
 # --- shown ----------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def test_every_flag_of_torchrun_has_its_explanation() -> None:
 
 
 def test_each_given_flag_is_told_as_it_was_written_and_as_what_it_became() -> None:
-    lines = told(
+    lines = explained(
         "--nnodes", "2:4", "--nproc_per_node=2", "--rdzv-b", "c10d", "--rdzv_endpoint", "localhost",
         "--rdzv-id", "j", "-r3", "--node_rank", "1", "--aegis-bootcheck=env", "train.py", "--lr", "1",
         "--aegis-not-ours",
@@ -55,32 +55,32 @@ def test_each_given_flag_is_told_as_it_was_written_and_as_what_it_became() -> No
 def test_variables_are_told_unless_the_command_line_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PET_NNODES": "1", "PET_MAX_RESTARTS": "9", "AEGIS_TAINT_S": "60"}.items():
         monkeypatch.setenv(name, value)
-    lines = told("--max-restarts", "2", "train.py")
+    lines = explained("--max-restarts", "2", "train.py")
     assert [line.split()[0] for line in lines[:3]] == ["--max-restarts", "PET_NNODES", "AEGIS_TAINT_S"]
     assert "at most 2 restarts" in lines[0] and lines[2].endswith("60.0")
 
 
 def test_addresses_of_humans_are_not_shown() -> None:
-    text = "\n".join(told("--aegis-notify", "https://hooks.example/very-secret", "train.py"))
+    text = "\n".join(explained("--aegis-notify", "https://hooks.example/very-secret", "train.py"))
     assert "very-secret" not in text and "1 address to page" in text
 
 
 def test_explaining_makes_no_directory_and_starts_nothing(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    told("--aegis-explain-flags", "--log-dir", "logs", "train.py")
+    explained("--aegis-explain-flags", "--log-dir", "logs", "train.py")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_flags_are_explained_where_the_script_is_not() -> None:
     """The guide's second step, before there is a script."""
-    assert told("--aegis-explain-flags", "not_here.py")[-1].endswith("not_here.py")
+    assert explained("--aegis-explain-flags", "not_here.py")[-1].endswith("not_here.py")
     with pytest.raises(UsageError, match="no such file"):
         parse(["not_here.py"])
 
 
 def test_the_old_launcher_says_that_the_script_gets_its_local_rank() -> None:
-    assert told("train.py", passes_local_rank=True)[-1].endswith("'--local-rank=${local_rank}'")
-    assert told("--use_env", "train.py", passes_local_rank=True)[-1].endswith("train.py")
+    assert explained("train.py", passes_local_rank=True)[-1].endswith("'--local-rank=${local_rank}'")
+    assert explained("--use_env", "train.py", passes_local_rank=True)[-1].endswith("train.py")
     with pytest.raises(UsageError, match="--no-python without --use-env"):
         parse(["--no-python", "true"], passes_local_rank=True)
 
@@ -89,7 +89,7 @@ def test_the_old_launcher_says_that_the_script_gets_its_local_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept", "said"),
+    ("given", "kept", "notice"),
     [
         (["train.py"], ["train.py"], "none of our flags was given; at most 0 restarts"),
         (["--aegis-bootcheck", "no such value", "--aegis_fail_fast", "--max_restarts=1", "train.py"],
@@ -105,11 +105,11 @@ def test_the_old_launcher_says_that_the_script_gets_its_local_rank() -> None:
     ],
 )  # fmt: skip
 def test_the_stock_launcher_gets_the_command_line_without_ours(
-    given: list[str], kept: list[str], said: str
+    given: list[str], kept: list[str], notice: str
 ) -> None:
-    words, line = stock.torchrun_command_line(given)
-    assert words == kept
-    assert said in line and "\n" not in line
+    argv, line = stock.torchrun_command_line(given)
+    assert argv == kept
+    assert notice in line and "\n" not in line
 
 
 def test_the_switch_is_0_or_1() -> None:

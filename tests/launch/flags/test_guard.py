@@ -57,7 +57,7 @@ def test_flags_go_before_variables_before_the_file(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("flags", "file", "said"),
+    ("flags", "file", "why"),
     [
         (["--aegis-guard-persistence-s", "-1"], "", "Expected `float` >= 0.0 for `persistence_s`"),
         (["--aegis-guard-actions-per-day", "x"], "", "'x' is not a whole number"),
@@ -81,12 +81,12 @@ def test_flags_go_before_variables_before_the_file(tmp_path: Path, monkeypatch: 
         (["--aegis-notify", "https://host:port/"], "", "cannot use an address"),
     ],
 )
-def test_a_bad_value_is_said_before_anything_starts(
-    tmp_path: Path, flags: list[str], file: str, said: str
+def test_a_bad_value_is_reported_before_anything_starts(
+    tmp_path: Path, flags: list[str], file: str, why: str
 ) -> None:
     if file:
         (tmp_path / "aegis.toml").write_text(file)
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(UsageError, match=why) as error:
         made(*flags)
     assert error.value.exit_code == 2
     assert "secret" not in str(error.value)

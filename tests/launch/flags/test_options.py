@@ -94,8 +94,8 @@ def _as_torchrun(argv: Sequence[str]) -> tuple[torchrun.LaunchConfig, object, li
         patch.setattr(torchrun, "elastic_launch", launch)
         patch.setattr(torchrun.uuid, "uuid4", lambda: "0-0000-0")
         torchrun.run(torchrun.parse_args(list(argv)))
-    (told,) = seen
-    return told  # type: ignore[return-value]
+    (warning,) = seen
+    return warning  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_bad_variable_of_torch_is_named(
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "why"),
     [
         (["--nnodes", "0"], "--nnodes '0': want at least 1 node"),
         (["--nnodes", "3:2"], "--nnodes '3:2': MIN is above MAX; did you mean 2:3?"),
@@ -309,12 +309,12 @@ def test_a_bad_variable_of_torch_is_named(
         (["--no-python", "-m"], "--no-python together with -m"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_clear_line(argv: list[str], says: str, script: Path) -> None:
-    assert says in refused(*argv, "train.py")
+def test_bad_input_is_one_clear_line(argv: list[str], why: str, script: Path) -> None:
+    assert why in refused(*argv, "train.py")
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "why"),
     [
         ([], "no training script was given"),
         (["missing.py"], "'missing.py': no such file (looked in"),
@@ -327,8 +327,8 @@ def test_bad_input_is_one_clear_line(argv: list[str], says: str, script: Path) -
         (["--no-python", "./missing"], "'./missing': no such file"),
     ],
 )
-def test_a_program_that_is_not_there(argv: list[str], says: str, script: Path) -> None:
-    assert says in refused(*argv)
+def test_a_program_that_is_not_there(argv: list[str], why: str, script: Path) -> None:
+    assert why in refused(*argv)
 
 
 def test_programs_that_only_running_can_judge_are_left_alone(script: Path, tmp_path: Path) -> None:
@@ -347,15 +347,15 @@ def test_a_python_that_is_not_there(script: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "says"), [("", 0o600, "it is empty"), ("s3cret", 0o644, "chmod 600")]
+    ("content", "mode", "why"), [("", 0o600, "it is empty"), ("s3cret", 0o644, "chmod 600")]
 )
 def test_secret_files_that_keep_no_secret(
-    content: str, mode: int, says: str, script: Path, tmp_path: Path
+    content: str, mode: int, why: str, script: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "secret"
     file.write_text(content)
     file.chmod(mode)
-    assert says in refused("--aegis-join-secret-file", str(file), "train.py")
+    assert why in refused("--aegis-join-secret-file", str(file), "train.py")
     assert "No such file" in refused("--aegis-join-secret-file", "missing", "train.py")
     file.write_text("s3cret")
     file.chmod(0o640)  # as a Kubernetes Secret can be mounted for a group

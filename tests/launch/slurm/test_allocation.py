@@ -66,9 +66,9 @@ def test_the_shipped_script_is_what_slurm_script_prints(capsys: pytest.CaptureFi
 
 
 def test_the_script_has_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--nodes 16 --min-nodes 15 --spares 2 --gpus 4 --time 2-00:00:00 --partition long --no-drain"
-    assert main.main(["slurm-script", *words.split(), "--", "train.py", "--data", "a b"]) == 0
-    said = capsys.readouterr().out
+    flags = "--nodes 16 --min-nodes 15 --spares 2 --gpus 4 --time 2-00:00:00 --partition long --no-drain"
+    assert main.main(["slurm-script", *flags.split(), "--", "train.py", "--data", "a b"]) == 0
+    script = capsys.readouterr().out
     for line in (
         "#SBATCH --nodes=18    # 16 train, 2 wait as spares",
         "#SBATCH --gpus-per-node=4",
@@ -77,17 +77,17 @@ def test_the_script_has_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -
         "  aegis-run --nnodes 15:16 --nproc-per-node 4 --max-restarts 10 \\",
         "  train.py --data 'a b'",
     ):
-        assert line in said.splitlines()
+        assert line in script.splitlines()
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("flags", "why"),
     [
         ("--nodes 0", "cannot use --nodes 0: want 1 or more"),
         ("--nodes 2 --min-nodes 3", "want at most --nodes, 2"),
         ("--name a\nb", "cannot use --name"),
     ],
 )
-def test_bad_values_are_named(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["slurm-script", *words.split(" ")]) == 2
-    assert says in capsys.readouterr().err
+def test_bad_values_are_named(flags: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["slurm-script", *flags.split(" ")]) == 2
+    assert why in capsys.readouterr().err
