@@ -20,7 +20,7 @@ FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 OUR_RULES = ("cpu.", "gpu.", "memory.", "network.", "signature.")
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
 # A rank that works, and sends to the rank of its number on the other host what a gradient may be. What it
-# does wrong is wanted for by files named after it. No torch, so that starts are cheap.
+# does wrong is chosen by files named after it. No torch, so that starts are cheap.
 TRAIN = """
 import os, socket, sys, threading, time
 folder, other = sys.argv[1], sys.argv[2:]
