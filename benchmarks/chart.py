@@ -2,9 +2,9 @@
 
     python -m benchmarks.chart build/recovery.json docs/recovery.svg
 
-Several files of figures, as of rows that were measured one after the other, come into one picture. One group
-for each fault and shape, one bar for each launcher, its parts side by side; all at one scale, so that a bar
-twice as long is twice the wait. What could not be measured says why.
+Several files of figures, of rows that were measured one after the other, make one picture. There is one group
+for each fault and shape, and one bar for each launcher, divided into its parts; all have one scale, so that a
+bar twice as long is twice the time. Rows that could not be measured show why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLOURS = {
 }
 NAMES = ("detect", "stop", "decide", "start + import", "init_process_group", "first step")
 INK, PALE = "#333", "#777"
-# Longer bars are cut there: one launcher's half minute must not make all others a line.
+# Longer bars are cut there: half a minute of one launcher must not shrink all others.
 CUT_S = 16.0
 
 
@@ -50,10 +50,12 @@ def draw(figures: dict[str, Any]) -> str:
             body += _bar(row, y, scale, ours)
             y += BAR + 4
     machine = figures["machine"]
-    said = (
+    caption = (
         f"{machine['cpus']} cores, torch {machine['torch']}, gloo; medians, seconds to all ranks' next step"
     )
-    body.append(_text(10, y + 24, said + ("" if machine["quiet"] else "; the machine was not quiet"), PALE))
+    body.append(
+        _text(10, y + 24, caption + ("" if machine["quiet"] else "; the machine was not quiet"), PALE)
+    )
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 40}" font-family="sans-serif" '
     )
@@ -86,8 +88,8 @@ def _bar(row: dict[str, Any], y: int, scale: float, ours: float) -> list[str]:
         )
         x += max(width, 0)
     total = median["total_s"]
-    said = f"{total:.2f} s" + (f", {total / ours:.0f}x" if ours and row["launcher"] != "aegis-run" else "")
-    return [*found, _text(int(x) + 6, y + 12, said + (" (cut)" if total > CUT_S else ""), INK)]
+    label = f"{total:.2f} s" + (f", {total / ours:.0f}x" if ours and row["launcher"] != "aegis-run" else "")
+    return [*found, _text(int(x) + 6, y + 12, label + (" (cut)" if total > CUT_S else ""), INK)]
 
 
 def _text(x: int, y: int, text: str, colour: str, weight: str = "normal", anchor: str = "start") -> str:

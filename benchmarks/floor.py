@@ -2,9 +2,9 @@
 
     python -m benchmarks.floor --ranks 4 --runs 7
 
-Nothing can be faster that trains with torch in fresh processes: they have imported torch and wait at a pipe;
-the parent has made the next TCPStore. What is measured is "go", init_process_group and one all_reduce, until
-the last rank is through. No fault is seen, nobody is stopped, checked or accounted for.
+No training with torch in new processes can recover faster: they have imported torch and wait at a pipe; the
+parent has made the next TCPStore. Measured are "go", init_process_group and one all_reduce, until the last
+rank has finished. No fault is detected, nothing is stopped, checked or counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The launchers that are measured: how each is started on a node, and what it can't be asked.
+"""The launchers that are measured: how each is started on a node, and which faults it can't recover from.
 
-All nodes are on this host and talk over the loopback. Node 0 has the endpoint; nodes beyond the shape's are
+All nodes are on this host and use the loopback. Node 0 has the endpoint; nodes beyond the shape's are
 spares, or the replacement of one that was lost.
 """
 
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # By default torchrun never recovers with gloo: its ranks meet the last life's keys in the store.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    # what the Trainer would say of hubs
+    # no warnings of the Trainer about hubs
     "HF_HUB_OFFLINE": "1",
 }
 TERM_TIMEOUT_S = 8.0
@@ -48,9 +48,9 @@ class Shape(NamedTuple):
 
 
 class Launcher(NamedTuple):
-    """`words`: the module and the flags of its own. `peer`: whose Python. `ours`: its journal is checked."""
+    """`arguments`: its module and its own flags. `peer`: whose Python. `ours`: its journal is checked."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     peer: str = ""
     ours: bool = False
 
@@ -65,7 +65,7 @@ LAUNCHERS = {
     "aegis-run": Launcher(OURS, ours=True),
     "aegis-cold": Launcher((*OURS, "--aegis-warm-spares", "off"), ours=True),
 }
-# Where it makes no sense to wait: known from their sources and from runs (docs/performance.md).
+# Faults that a launcher can't recover from, known from its source and from runs (docs/performance.md).
 NEVER = {
     ("torchrun", "freeze"): "never: it looks at exits only, and gloo waits for 30 minutes",
     ("ft_launcher", "freeze"): "never: its hang detection needs calls in the training code",
@@ -99,15 +99,15 @@ class Job:
 
     def __enter__(self) -> Job:
         if self._name == "dlrover":
-            words = ["--port", str(self._port), "--node_num", str(self._shape.nodes), "--job_name", "bench"]
+            argv = ["--port", str(self._port), "--node_num", str(self._shape.nodes), "--job_name", "bench"]
             self._master = self._start(
-                "master", ["-m", "dlrover.python.master.main", *words, "--platform", "local"], {}
+                "master", ["-m", "dlrover.python.master.main", *argv, "--platform", "local"], {}
             )
             _wait(lambda: _listens(self._port), "DLRover's master", 30.0)
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The gentle way first: killed outright, torchrun leaves its ranks behind.
+        # SIGTERM first: killed by SIGKILL, torchrun leaves its ranks behind.
         alive = [process for process in (*self.nodes, self._master) if process and process.poll() is None]
         for process in alive:
             process.terminate()
@@ -117,7 +117,7 @@ class Job:
                 process.wait(max(until - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
                 process.kill()
-        # We are the sub-reaper: whatever it has left is below us.
+        # We are the sub-reaper, so what it has left is among our descendants.
         left = [p for p in psutil.Process().children(recursive=True) if p.pid not in self._began_with]
         for process_left in left:
             process_left.kill()
@@ -127,9 +127,9 @@ class Job:
         """Starts the launcher of one more node."""
         number = len(self.nodes)
         own = {"dlrover": self._of_dlrover, "ft_launcher": self._of_nvrx}.get(self._name, self._of_torchrun)
-        words, environment = own(number)
-        words = [*self.launcher.words, *words, *flags, *self._script]
-        self.nodes.append(self._start(f"launch{number}", words, environment))
+        argv, environment = own(number)
+        argv = [*self.launcher.arguments, *argv, *flags, *self._script]
+        self.nodes.append(self._start(f"launch{number}", argv, environment))
         return self.nodes[-1]
 
     def lose(self, number: int) -> float:
@@ -137,32 +137,32 @@ class Job:
         if self.launcher.ours and number == 0:
             raise ValueError("cannot lose node 0: it is everybody's endpoint")
         node = psutil.Process(self.nodes[number].pid)
-        doomed = [node, *node.children(recursive=True)]
+        victims = [node, *node.children(recursive=True)]
         # On one host whoever comes first starts the plane, which belongs to node 0 all the same.
         planes = [
-            process for process in doomed[1:] if "aegis_elastic.control.host.supervisor" in process.cmdline()
+            process for process in victims[1:] if "aegis_elastic.control.host.supervisor" in process.cmdline()
         ]
         spared = {process.pid for plane in planes for process in (plane, *plane.children(recursive=True))}
-        doomed = [process for process in doomed if process.pid not in spared]
+        victims = [process for process in victims if process.pid not in spared]
         moment = time.monotonic()
-        for process in doomed:
+        for process in victims:
             try:
                 process.kill()
             except psutil.NoSuchProcess:
-                continue  # its parent's end has taken it along
+                continue  # it has ended with its parent
         self.nodes[number].wait()
         return moment
 
-    def said(self) -> str:
+    def logs(self) -> str:
         """The logs of all nodes."""
         files = sorted(self._folder.glob("*.log"))
         return "\n".join(file.read_text(errors="replace") for file in files)
 
-    def _start(self, name: str, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         own = {"XDG_STATE_HOME": str(self._folder / "state"), "TMPDIR": str(self._folder)} | self._extra
         with open(self._folder / f"{name}.log", "wb") as log:
             return subprocess.Popen(
-                [self._python, *words],
+                [self._python, *argv],
                 env=os.environ | ENVIRONMENT | own | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -178,7 +178,7 @@ class Job:
             flags += ["--nnodes", str(self._shape.nodes), "--rdzv-id", "bench", "--rdzv-backend", "c10d"]
             flags += ["--rdzv-endpoint", f"127.0.0.1:{self._port}"]
             if not self.launcher.ours:
-                # All are on this host: else whoever comes first would hold the store, and be lost with it.
+                # All are on this host: else the first node would host the store, which could be lost with it.
                 flags += ["--rdzv-conf", f"is_host={int(number == 0)}"]
         if self.launcher.ours:
             flags += ["--aegis-worker-name", f"node{number}"]
@@ -188,7 +188,7 @@ class Job:
         flags = ["--nproc-per-node", str(self._shape.ranks), "--max-restarts", "3", "--rdzv-backend", "c10d"]
         flags += ["--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "bench"]
         flags += ["--nnodes", str(self._shape.nodes)]
-        if self._shape.nodes > 1:  # several on one host are told apart by an address
+        if self._shape.nodes > 1:  # several on one host are distinguished by an address
             flags += ["--local-addr", f"127.0.0.{number + 1}", "--rdzv-conf", f"is_host={int(number == 0)}"]
         return flags, {}
 
@@ -205,13 +205,13 @@ class Job:
         return {"PYTHONPATH": str(site)}
 
 
-def outlive_orphans() -> None:
-    """Become the sub-reaper: what a launcher leaves behind is found below us, and ended."""
+def adopt_orphans() -> None:
+    """Become the sub-reaper: what a launcher leaves behind becomes our child, and is killed."""
     import ctypes
 
     set_child_subreaper = 36
     if ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "cannot become the reaper of what launchers leave behind")
+        raise OSError(ctypes.get_errno(), "cannot become the sub-reaper of orphans")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 

@@ -1,17 +1,17 @@
-"""The measured training: all-reduce steps of 50 ms; rank 1 dies when it is told to.
+"""The measured training: all-reduce steps of 50 ms; rank 1 dies when the benchmark wants it.
 
     python measured.py FOLDER FAULT [WORKLOAD]
 
 Each rank appends what happened when to `FOLDER/<rank>.jsonl`: {"life", "what", "at", "pid"}, times of the
 monotonic clock, which all processes of a machine share. The fault comes when a file `FOLDER/fault` appears,
 so that every launcher is hit in the same state: long after its start. Survivors of a failed collective wait
-to be told to stop, as they do with NCCL.
+for SIGTERM, as they do with NCCL.
 
-FAULT: `none` trains a few steps and ends; `exit` ends the rank with a code, `exception` by one that nobody
-catches, `kill` by SIGKILL; `deaf` is `exit` with survivors that ignore SIGTERM, `stuck` with survivors whose
-handler of SIGTERM can't run, since they hang in a call that no signal ends; `again` is `exit`, and once more
-two seconds after the first step of the second life. With `outside` the fault comes from elsewhere (a process
-stopped, a node lost).
+FAULT: `none` trains a few steps and ends; `exit` ends the rank with a code, `exception` by an uncaught
+exception, `kill` by SIGKILL; `deaf` is `exit` with survivors that ignore SIGTERM, `stuck` with survivors
+whose handler of SIGTERM can't run, since they hang in a call that no signal ends; `again` is `exit`, and once
+more two seconds after the first step of the second life. With `outside` the fault comes from elsewhere (a
+process stopped, a node lost).
 
 WORKLOAD: `plain`; `loader` takes each step's data from two DataLoader workers; `busy` computes without a
 pause, and rank 0 notes when each step ended and how long it took in `FOLDER/steps`. Heavy imports are in
@@ -56,8 +56,8 @@ def process_start() -> float:
     return since_boot - time.clock_gettime(time.CLOCK_BOOTTIME) + time.monotonic()
 
 
-def told_to_stop(_signum: int, _frame: object) -> None:
-    """Leaves at once, as a well-behaved training does."""
+def on_sigterm(_signum: int, _frame: object) -> None:
+    """Exits at once, as a well-behaved training does."""
     stamp("stopped")
     os._exit(1)
 
@@ -70,7 +70,7 @@ def due(began: float) -> bool:
 
 
 def last_life() -> int:
-    """In which life the training is let finish."""
+    """The life in which the training may finish."""
     return {"none": 0, "again": 2}.get(FAULT, 1)
 
 
@@ -89,8 +89,8 @@ def hang() -> None:
     if FAULT == "stuck":
         import ctypes
 
-        # A lock that is taken twice: the kernel takes the wait up again after every signal, and so Python's
-        # handler, which only notes the signal, never runs. NCCL's kernels are waited for like this.
+        # A lock that is taken twice: the kernel resumes the wait after every signal, and so Python's handler,
+        # which only records the signal, never runs. The wait for NCCL's kernels is like this.
         libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
         libc.pthread_mutex_lock(mutex)
         libc.pthread_mutex_lock(mutex)
@@ -99,7 +99,7 @@ def hang() -> None:
 
 
 def batches() -> Iterator[object]:
-    """Data for as many steps as are asked for."""
+    """Endless data, one batch for each step."""
     if WORKLOAD != "loader":
         while True:
             yield None
@@ -126,7 +126,7 @@ _last = [MAIN]
 
 def main() -> None:
     """Stamps every part of a start, then trains."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if FAULT == "deaf" else told_to_stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if FAULT == "deaf" else on_sigterm)
     stamp("start", process_start())
     stamp("main", MAIN)
     import torch

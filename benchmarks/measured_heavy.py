@@ -4,7 +4,7 @@ import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]  # 
 import sklearn.ensemble  # noqa: F401
 from measured import main  # type: ignore[import-not-found,unused-ignore]
 
-# transformers loads its parts when they are asked for
+# transformers loads its parts lazily
 from transformers import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
     AutoModel,  # noqa: F401
     Trainer,  # noqa: F401

@@ -22,7 +22,7 @@ BEGAN = time.monotonic()
 
 
 class Linear(torch.nn.Module):
-    """The least that a Trainer trains."""
+    """The smallest model for a Trainer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Linear(torch.nn.Module):
 
 
 class Stamps(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Says when the first step is done, and has the fault."""
+    """Stamps the first step, and injects the fault."""
 
     stepped = False
 
@@ -50,7 +50,7 @@ class Stamps(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
 def main() -> None:
     """Stamps every part of a start, then trains."""
-    signal.signal(signal.SIGTERM, measured.told_to_stop)
+    signal.signal(signal.SIGTERM, measured.on_sigterm)
     measured.stamp("start", measured.process_start())
     measured.stamp("main", measured.MAIN)
     measured.stamp("imported")

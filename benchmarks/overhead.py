@@ -1,4 +1,4 @@
-"""What we cost while nothing happens: processor and memory of each part, and the step while spares are made.
+"""Our overhead while nothing happens: processor and memory of each part, and steps while spares are made.
 
     python -m benchmarks.overhead --seconds 60       (about two minutes)
 
@@ -23,14 +23,14 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.launchers import Job, Shape, outlive_orphans, wait
+from benchmarks.launchers import Job, Shape, adopt_orphans, wait
 from benchmarks.stamps import read
 
 READY_TIMEOUT_S = 120.0
 AFTER_S = 8.0
 SPARES_READY = "warm spares ready: "
 MEASURED = Path(__file__).with_name("measured.py")
-# what stands in a command line, and what we call that
+# a part of the command line, and its name in the table
 PARTS = {
     "aegis_elastic.control.host.supervisor": "plane: supervisor",
     "nats-server": "plane: nats-server",
@@ -51,12 +51,12 @@ class Cost(NamedTuple):
 
 
 def steady(ranks: int, seconds: float) -> dict[str, Cost]:
-    """What each part costs while the job trains and its spares stand ready."""
+    """The cost of each part while the job trains and its spares are ready."""
     with tempfile.TemporaryDirectory(prefix="aegis-bench-", ignore_cleanup_errors=True) as name:
         shape, folder = Shape(1, ranks), Path(name)
         with Job("aegis-run", shape, folder, (str(MEASURED), name, "outside"), libraries=False) as job:
             node = job.add_node()
-            wait(lambda: SPARES_READY in job.said(), "warm spares", READY_TIMEOUT_S)
+            wait(lambda: SPARES_READY in job.logs(), "warm spares", READY_TIMEOUT_S)
             time.sleep(AFTER_S)
             trains = {stamp.pid for stamp in read(folder)}
             root = psutil.Process(node.pid)
@@ -80,7 +80,7 @@ def _part(process: psutil.Process, trains: set[int]) -> str:
     line = " ".join(process.cmdline())
     if MEASURED.name in line and "aegis_elastic.launch.run" not in line:
         return "warm spares"
-    return next((part for words, part in PARTS.items() if words in line), f"other: {line[:40]}")
+    return next((part for text, part in PARTS.items() if text in line), f"other: {line[:40]}")
 
 
 def refill(ranks: int) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def refill(ranks: int) -> tuple[float, float]:
             wait(lambda: "step" in {stamp.what for stamp in read(folder)}, "training", READY_TIMEOUT_S)
             time.sleep(3.0)  # the time that the agent leaves to the ranks
             began = time.monotonic()
-            wait(lambda: SPARES_READY in job.said(), "warm spares", READY_TIMEOUT_S)
+            wait(lambda: SPARES_READY in job.logs(), "warm spares", READY_TIMEOUT_S)
             made = time.monotonic()
             time.sleep(AFTER_S)
         steps = [tuple(map(float, line.split())) for line in (folder / "steps").read_text().splitlines()]
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--json", type=Path, help="writes all figures here")
     arguments = parser.parse_args(argv)
-    outlive_orphans()
+    adopt_orphans()
     load, minutes = os.getloadavg()[0], (arguments.seconds + 60) / 60
     print(f"about {minutes:.0f} minutes; load {load:.1f}", file=sys.stderr, flush=True)
     costs = steady(arguments.ranks, arguments.seconds)

@@ -1,8 +1,8 @@
-"""The peers beside whom we are measured, each in a venv of its own under `build/peers`.
+"""The peers that we are compared with, each in its own venv under `build/peers`.
 
-Made when first asked for, by pip. A venv sees the packages of the Python that runs this (torch above all: no
-gigabytes are fetched, and everybody trains with the very same one). What can't be installed is said with its
-reason, and the row in the table says so too: a peer is never silently missing.
+A venv is made by pip when it is first needed. It sees the packages of the Python that runs this (torch above
+all: no gigabytes are downloaded, and all use the same torch). If a peer can't be installed, its row in the
+table shows the reason: a peer is never silently missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "peers"
 INSTALL_TIMEOUT_S = 900.0
-SAID_CHARS = 600
+OUTPUT_CHARS = 600
 
 
 class PeerMissing(RuntimeError):
@@ -28,7 +28,7 @@ class PeerMissing(RuntimeError):
 
 
 class Peer(NamedTuple):
-    """What a venv holds. `wheel`: unpacked as it is, since there is none for this Python."""
+    """The content of a venv. `wheel`: unpacked as it is, since there is none for this Python."""
 
     packages: tuple[str, ...]
     probe: str
@@ -46,7 +46,7 @@ PEERS = {
         "nvidia-resiliency-ext==0.7.0",
     ),
     "dlrover": Peer(("dlrover==0.6.1", "kubernetes"), "dlrover.python.elastic_agent.torch.training"),
-    # no peer, but what trainings import
+    # no peer, but libraries that trainings import
     "libraries": Peer(
         ("transformers", "accelerate", "pandas", "scikit-learn"), "transformers, pandas, sklearn"
     ),
@@ -54,7 +54,7 @@ PEERS = {
 
 
 def python_of(name: str) -> str:
-    """The interpreter that has this peer. PeerMissing if it can't be had."""
+    """The interpreter that has this peer. PeerMissing if it can't be installed."""
     home = FOLDER / name
     python = home / "bin" / "python"
     done, failed = home / "ready", home / "failed"
@@ -70,19 +70,19 @@ def python_of(name: str) -> str:
             failed.write_text(why)
             raise PeerMissing(why) from error
         done.touch()
-    _look_behind(home)
+    _add_base_packages(home)
     return str(python)
 
 
 def version_of(name: str) -> str:
-    """What the table says was measured."""
+    """The version that is measured."""
     peer = PEERS[name]
     return (peer.wheel or peer.packages[0]).partition("==")[2]
 
 
 def _install(peer: Peer, home: Path, python: Path) -> None:
     venv.create(home, with_pip=True, clear=True)
-    site = _look_behind(home)
+    site = _add_base_packages(home)
     pinned = home / "constraints.txt"
     pinned.write_text(f"torch=={version('torch').partition('+')[0]}\n")
     _call(python, "-m", "pip", "install", "--quiet", "-c", str(pinned), *peer.packages)
@@ -91,9 +91,8 @@ def _install(peer: Peer, home: Path, python: Path) -> None:
     _call(python, "-c", f"import {peer.probe}")
 
 
-def _look_behind(home: Path) -> Path:
-    """Let the venv see what it doesn't bring itself: the packages of this Python, whichever that is today,
-    and this project. Returns its folder of packages."""
+def _add_base_packages(home: Path) -> Path:
+    """Add the packages of the present Python and this project to the venv. Returns its site-packages."""
     places = sysconfig.get_paths("venv", {"base": str(home), "platbase": str(home)})
     site = Path(places["purelib"])
     (site / "zz_base.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{FOLDER.parent.parent}\n")
@@ -119,9 +118,9 @@ def _unpack(wheel: str, python: Path, site: Path) -> None:
             archive.extractall(site)
 
 
-def _call(python: Path, *words: str) -> None:
+def _call(python: Path, *arguments: str) -> None:
     done = subprocess.run(
-        [str(python), *words],
+        [str(python), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -130,5 +129,5 @@ def _call(python: Path, *words: str) -> None:
         cwd="/",
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()
-        raise PeerMissing(f"{' '.join(words[:3])} ended with {done.returncode}: {said[-SAID_CHARS:]}")
+        output = (done.stderr or done.stdout).strip()
+        raise PeerMissing(f"{' '.join(arguments[:3])} ended with {done.returncode}: {output[-OUTPUT_CHARS:]}")

@@ -1,21 +1,20 @@
-"""What watching progress costs a rank: a call of the hooks, a look at the flight recorder, whole steps,
-memory.
+"""The cost for a rank of watching progress: calls of the hooks, reads of the flight recorder, steps, memory.
 
     python -m benchmarks.progress [--calls 1000000] [--pairs 6] [--steps 400] [--blocks 1600] [--step-ms 10]
                                   [--json FILE]
 
 About five minutes. Calls: torch's hooks are called a million times around nothing, in a process that started
 as ranks do. Whole runs: a training of two gloo ranks with steps of 10 ms runs with and without
-`AEGIS_PROGRESS`, in pairs that take turns at being first, so that a machine that warms up or is disturbed
+`AEGIS_PROGRESS`, in pairs that alternate in order, so that a machine that warms up or is disturbed
 favours neither. What is printed is the median of the pairs' differences (wall time, and CPU of the training
 thread: less noisy on busy cores), with the interval that holds the true median at 95 % whatever the
-distribution (order statistics), beside what calls and looks come to by themselves.
+distribution (order statistics), beside the cost of calls and reads by themselves.
 
 Two processes differ by more than the hooks cost, whatever runs in them. So one more run goes on and off by
 itself: blocks of 8 steps with the hooks in place and with them taken out take turns (A B B A ...), and each
-is compared with its neighbour. There, means are what counts: a look at the flight recorder is at a few steps
-only, on both ranks at the same. Their interval is that of a mean, from the differences themselves. And in one
-run the hooks are timed where they are called, with the caches as a step leaves them.
+is compared with its neighbour. There, means count: the flight recorder is read at a few steps only, at the
+same ones on both ranks. Their interval is that of a mean, from the differences themselves. And in one run the
+hooks are timed where they are called, with the caches as a step leaves them.
 """
 
 from __future__ import annotations
@@ -115,9 +114,9 @@ if os.environ.get("AEGIS_PROGRESS"):
     work = SlotReader(Path(os.environ["AEGIS_PROGRESS"]) / os.environ["RANK"]).own_work()
     looks = work.read_ns / 1e6 if work else 0.0
 if dist.get_rank() == 0:
-    told = {"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}
+    means = {"step_ms": sum(taken) / steps * 1e3, "cpu_ms": cpu_s / steps * 1e3, "look_ms": looks}
     pairs = [sum(pair) / 1e3 for pair in zip(spent[::2], spent[1::2])]
-    print(json.dumps({**told, "blocks": blocks, "hooks_us": pairs}))
+    print(json.dumps({**means, "blocks": blocks, "hooks_us": pairs}))
 dist.destroy_process_group()
 """
 
@@ -175,27 +174,27 @@ def of_mean(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def _say_blocks(blocks: Sequence[tuple[bool, float, float]], step_ms: float) -> dict[str, Any]:
-    """What watching adds, from neighbours among the blocks."""
-    told = {}
+def _print_blocks(blocks: Sequence[tuple[bool, float, float]], step_ms: float) -> dict[str, Any]:
+    """The cost of watching, from neighbouring blocks; prints it."""
+    shares_by_kind = {}
     for place, about in ((1, "wall time"), (2, "CPU of the main thread")):
         shares = []
         for first, second in zip(blocks[::2], blocks[1::2], strict=True):
             watched, bare = (first, second) if first[0] else (second, first)
             shares.append(100.0 * (watched[place] - bare[place]) / step_ms)
         mean, low, high = of_mean(shares)
-        told[about] = [mean, low, high]
+        shares_by_kind[about] = [mean, low, high]
         print(
             f"one run, on and off in blocks, {about}: {mean:+.3f} % of a {step_ms:g} ms step, "
             f"95 % interval {low:+.3f} to {high:+.3f} % ({len(shares)} pairs of {BLOCK_STEPS} steps; "
             f"median {statistics.median(shares):+.3f} %)"
         )
-    return told
+    return shares_by_kind
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description="What watching progress costs a rank.")
+    parser = argparse.ArgumentParser(description="The cost for a rank of watching progress.")
     parser.add_argument("--calls", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=400)
@@ -212,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"slot: {SIZE} bytes of shared memory a rank")
     alternating = run_training(BLOCK_STEPS, args.step_ms, True, 29849, args.blocks // 2 * 2)
     results["blocks"] = alternating["blocks"]
-    results["blocks_share_percent"] = _say_blocks(alternating["blocks"], args.step_ms)
+    results["blocks_share_percent"] = _print_blocks(alternating["blocks"], args.step_ms)
     runs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for number in range(args.pairs):
         ran = {}
@@ -232,13 +231,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     mean, low, high = (value / args.step_ms / 10 for value in of_mean(timed))
     results["hooks_in_place_percent"] = [mean, low, high]
     print(
-        f"hooks and looks where they are called: {mean:.3f} % of a {args.step_ms:g} ms step, 95 % interval "
+        f"hooks and reads where they are called: {mean:.3f} % of a {args.step_ms:g} ms step, 95 % interval "
         f"{low:.3f} to {high:.3f} % (median {statistics.median(timed):.1f} us, {len(timed)} steps)"
     )
-    look_ms = statistics.median(after["look_ms"] for _, after in runs)
+    read_ms = statistics.median(after["look_ms"] for _, after in runs)
     print(
         f"by themselves: {calls['median_ns'] / args.step_ms / 1e4:.3f} % for the hooks, at most 0.33 % for "
-        f"looks (one takes {look_ms:.1f} ms)"
+        f"reads (one takes {read_ms:.1f} ms)"
     )
     if args.json is not None:
         args.json.write_text(json.dumps(results, indent=2))

@@ -4,12 +4,12 @@
     python -m benchmarks.recovery --faults all --json FILE  every row, as `make bench-all` (about three hours)
     python -m benchmarks.recovery --runs 1 --launchers torchrun,aegis-run --faults exit --shapes 1x4
 
-Launchers take turns, so that a busy minute hits them alike; the table has the median of each part, ratios
+Launchers take turns, so that a busy minute affects them alike; the table has the median of each part, ratios
 first. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: by default it never recovers with gloo. Peers
-are installed under `build/peers` when they are first needed; a row that can't be measured says why. The floor
-(`benchmarks.floor`) is measured in the same turns. Of every run of ours the journal is read: a recovery whose
-failure was not accounted for, or whose checks did not run, is no figure. Runs with a name look-up that timed
-out are told apart and not averaged in.
+are installed under `build/peers` when they are first needed; a row that can't be measured shows why. The
+floor (`benchmarks.floor`) is measured in the same turns. Of every run of ours the journal is read: a recovery
+whose failure was not counted, or whose checks did not run, doesn't count. Runs with a name look-up that timed
+out are listed apart and not averaged in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from aegis_elastic.core.accounts import journal
 from benchmarks import floor, peers
-from benchmarks.launchers import LAUNCHERS, LIBRARIES, NEVER, Job, Shape, outlive_orphans, wait
+from benchmarks.launchers import LAUNCHERS, LIBRARIES, NEVER, Job, Shape, adopt_orphans, wait
 from benchmarks.rows import CRASHES, FAULTS, Row, as_json, plan, table
 from benchmarks.stamps import Parts, Stamp, note, parts_of, read
 
@@ -38,8 +38,8 @@ END_TIMEOUT_S = 90.0
 SETTLED_S = 2.0
 REPLACEMENT_S = 2.0
 SPARE_S = 6.0
-# Seconds instead of minutes: what the defaults wait is set by the user, and no figure of ours.
-PATIENCE = (
+# Seconds instead of minutes: these waits are settings of the user, not part of a recovery.
+SHORT_TIMEOUTS = (
     "--aegis-guard-persistence-s",
     "2",
     "--aegis-guard-heartbeat-stale-s",
@@ -65,46 +65,51 @@ def measure(row: Row) -> Parts:
     fault, shape = FAULTS[row.fault], row.shape
     with tempfile.TemporaryDirectory(prefix="aegis-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        script = (str(HERE / SCRIPTS.get(fault.workload, "measured.py")), name, fault.word, fault.workload)
-        flags = PATIENCE if row.fault == "freeze" else ()
+        script = (
+            str(HERE / SCRIPTS.get(fault.workload, "measured.py")),
+            name,
+            fault.argument,
+            fault.workload,
+        )
+        flags = SHORT_TIMEOUTS if row.fault == "freeze" else ()
         with Job(row.launcher, shape, folder, script, fault.workload in LIBRARIES) as job:
             try:
                 for _ in range(shape.nodes):
                     job.add_node(*flags)
                 _wait_ready(row, job, folder)
-                _strike(row, job, folder)
+                _inject_fault(row, job, folder)
                 parts = _wait_back(row, job, folder)
                 if job.launcher.ours:
                     _wait_end(job)
-                    _prove(folder, 2 if row.fault == "again" else 1, checks=fault.nodes == 1)
+                    _check_journal(folder, 2 if row.fault == "again" else 1, checks=fault.nodes == 1)
             except (ValueError, subprocess.TimeoutExpired) as error:
-                tail = "\n".join(job.said().splitlines()[-25:])
+                tail = "\n".join(job.logs().splitlines()[-25:])
                 raise RecoveryFailed(f"{row} did not recover: {error}\n{tail}") from error
     return parts
 
 
 def _wait_ready(row: Row, job: Job, folder: Path) -> None:
-    """Let the training settle, as it has long before most faults; with warm spares, until they are there."""
+    """Let the training settle, as it has before most faults; with warm spares, until they are ready."""
 
     def ready() -> bool:
-        _see_all_alive(job)
+        _check_all_alive(job)
         trains = sum(stamp.what == "step" for stamp in read(folder)) == row.shape.world
         return trains and (
-            row.launcher != "aegis-run" or job.said().count("warm spares ready: ") >= row.shape.nodes
+            row.launcher != "aegis-run" or job.logs().count("warm spares ready: ") >= row.shape.nodes
         )
 
     wait(ready, "training that is ready for the fault", READY_TIMEOUT_S)
     time.sleep(SETTLED_S)
 
 
-def _see_all_alive(job: Job, but: int = -1) -> None:
+def _check_all_alive(job: Job, but: int = -1) -> None:
     codes = [node.poll() for number, node in enumerate(job.nodes) if number != but]
     if any(code is not None for code in codes):
         raise ValueError(f"launchers ended with {codes}")
 
 
-def _strike(row: Row, job: Job, folder: Path) -> None:
-    if FAULTS[row.fault].word != "outside":
+def _inject_fault(row: Row, job: Job, folder: Path) -> None:
+    if FAULTS[row.fault].argument != "outside":
         (folder / "fault").touch()
     elif row.fault == "freeze":
         (pid,) = {stamp.pid for stamp in read(folder) if stamp.rank == 1}
@@ -114,10 +119,10 @@ def _strike(row: Row, job: Job, folder: Path) -> None:
         if row.fault == "lost":
             job.add_node()
             time.sleep(SPARE_S)
-            _see_all_alive(job)
+            _check_all_alive(job)
             if row.launcher == "aegis-run":
                 held = row.shape.nodes + 1
-                wait(lambda: job.said().count("warm spares ready: ") >= held, "spare node", READY_TIMEOUT_S)
+                wait(lambda: job.logs().count("warm spares ready: ") >= held, "spare node", READY_TIMEOUT_S)
         note(folder, "fault", job.lose(row.shape.nodes - 1))
         if row.fault == "replaced":
             time.sleep(REPLACEMENT_S)
@@ -129,30 +134,30 @@ def _wait_back(row: Row, job: Job, folder: Path) -> Parts:
     faults = 2 if row.fault == "again" else 1
     lost = row.shape.nodes - 1 if FAULTS[row.fault].nodes > 1 else -1
 
-    def back() -> bool:
+    def recovered() -> bool:
         stamps: list[Stamp] = read(folder)
         try:
             if sum(stamp.what == "fault" for stamp in stamps) < faults:
                 raise ValueError("the fault is still to come")
             found.append(parts_of(stamps, row.shape.world))
         except ValueError:
-            _see_all_alive(job, but=lost)
+            _check_all_alive(job, but=lost)
             return False
         return True
 
-    wait(back, "step of all ranks", BACK_TIMEOUT_S)
+    wait(recovered, "step of all ranks", BACK_TIMEOUT_S)
     return found[0]
 
 
 def _wait_end(job: Job) -> None:
-    """Whoever was not lost ends well."""
+    """All launchers that were not lost end with 0."""
     until = time.monotonic() + END_TIMEOUT_S
     codes = [node.wait(max(until - time.monotonic(), 0.1)) for node in job.nodes]
     if any(code not in (0, -signal.SIGKILL) for code in codes):
         raise ValueError(f"exit codes {codes}")
 
 
-def _prove(folder: Path, failures: int, checks: bool) -> None:
+def _check_journal(folder: Path, failures: int, checks: bool) -> None:
     """The journal of the run replays, the failures were charged, and all cheap checks ran for each."""
     (file,) = (folder / "state").glob("aegis/*/*/*/journal.jsonl")
     lines = journal.read(file)
@@ -188,7 +193,7 @@ def why_not(row: Row) -> str:
 
 
 def estimate_s(wanted: Mapping[Row, int]) -> float:
-    """About how long all of it takes, on two cores."""
+    """Roughly how long all of it takes, on two cores."""
     return sum(count * _run_s(row) for row, count in wanted.items())
 
 
@@ -236,7 +241,7 @@ def _shape(text: str) -> Shape:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Which launchers, faults and shapes, how often, and where to keep the figures."""
+    """Launchers, faults and shapes, number of runs, and the file for the figures."""
     parser = argparse.ArgumentParser(description="seconds from a fault to all ranks' first step again")
     parser.add_argument(
         "--runs", type=int, default=7, help="recoveries for each crash row; 3 at most for others"
@@ -266,7 +271,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints the table; 1 if one of ours did not recover."""
     arguments = parse_arguments(argv)
-    outlive_orphans()
+    adopt_orphans()
     wanted = plan(arguments.launchers, arguments.faults, arguments.shapes, arguments.runs)
     if not wanted:
         print("nothing to measure: a lost node needs a shape of two", file=sys.stderr)

@@ -18,9 +18,9 @@ SLOW_RUNS = 3
 
 
 class Fault(NamedTuple):
-    """`word`: what the script is told. Slow ones are measured seldom; `nodes`: this many are needed."""
+    """`argument`: FAULT of the script. `slow`: measured less often. `nodes`: how many are needed."""
 
-    word: str
+    argument: str
     workload: str = "plain"
     slow: bool = False
     nodes: int = 1
@@ -87,14 +87,14 @@ def table(found: Mapping[Row, Sequence[Parts]], why: Mapping[Row, str], floors: 
 
 def _ratios(row: Row, medians: Mapping[Row, Parts], floors: Mapping[Shape, float]) -> str:
     ours = medians[row].total_s
-    said = [f"{row}: {ours:.3f} s"]
+    parts = [f"{row}: {ours:.3f} s"]
     for name in LAUNCHERS:
         other = medians.get(Row(name, row.fault, row.shape))
         if other is not None and not LAUNCHERS[name].ours:
-            said.append(f"{other.total_s / ours:.1f} times as fast as {name}")
+            parts.append(f"{other.total_s / ours:.1f} times as fast as {name}")
     if row.shape in floors:
-        said.append(f"{ours / floors[row.shape]:.1f} times the floor")
-    return ", ".join(said)
+        parts.append(f"{ours / floors[row.shape]:.1f} times the floor")
+    return ", ".join(parts)
 
 
 def as_json(
@@ -103,7 +103,7 @@ def as_json(
     floors: Mapping[Shape, Sequence[float]],
     quiet: bool,
 ) -> dict[str, Any]:
-    """All figures, in seconds, with what they were taken on."""
+    """All figures, in seconds, and the machine that they were measured on."""
 
     def named(row: Row) -> dict[str, object]:
         place = {"nodes": row.shape.nodes, "ranks": row.shape.ranks}

@@ -1,10 +1,10 @@
-"""How fast logs are read by signature, on one core, and how right the table is.
+"""How fast lines of logs are classified by signature, on one core, and how often correctly.
 
     python -m benchmarks.signatures --lines 200000 --json build/signatures.json
 
 The measured log is mixed as a training's is: progress, losses, NCCL's INFO at start-up, warnings, traceback
 frames, and faults among them. Its lines come from `tests/core/diagnosis/signature_lines.jsonl`, with new
-numbers in each, so that nothing can be remembered. The real lines (`--real`) are judged if they are there: as
+numbers in each, so that nothing can be cached. The real lines (`--real`) are judged if they are there: as
 they are, with all their numbers changed, and with each source left out in turn.
 """
 
@@ -49,7 +49,7 @@ def mixed(count: int, fault_share: float, seed: int = 1) -> list[str]:
     faults: list[str] = []
     for row in rows_of(KINDS):
         (faults if row["fault_class"] else healthy).append(str(row["line"]))
-    number = re.compile(r"(?<![\w\[])[1-9]\d*(?!\w)")  # codes change too: this measures speed, not truth
+    number = re.compile(r"(?<![\w\[])[1-9]\d*(?!\w)")  # codes change, too: this measures speed, not accuracy
     lines = [draw.choice(faults if draw.random() < fault_share else healthy) for _ in range(count)]
     return [number.sub(lambda _: str(draw.randrange(1, 9_999)), line) for line in lines]
 
@@ -87,7 +87,7 @@ def judged(table: Signatures, file: Path) -> dict[str, str]:
 def with_other_numbers(line: str, seed: int) -> str:
     """The line with the numbers changed that make no difference: addresses, ids, sizes, times.
 
-    What is a code stays: a number that a class hangs on (Xids, errnos, signals, statuses), one inside a name
+    Codes stay: numbers that decide a class (Xids, errnos, signals, statuses), those inside a name
     (`mlx5`, `H100`) and a recovery action.
     """
     draw = random.Random(seed)
@@ -104,9 +104,9 @@ def right_with_other_numbers(table: Signatures, rows: Rows, seed: int) -> int:
 
 
 def right_without_their_source(table: Signatures, rows: Rows) -> int:
-    """Of how many lines the action is right when their source is left out: a rule then counts only if
-    something of another source needs it too (a real line, or one of the kinds, which no source wrote). A
-    rule that one line alone called for is that line.
+    """Of how many lines the action is right when their source is left out: a rule then counts only if a line
+    of another source needs it, too (a real line, or one of the kinds, which are from no source). A rule that
+    only one line needs is a copy of that line.
     """
     elsewhere = [(str(row["line"]), "kinds") for row in rows_of(KINDS) if row["fault_class"]]
     users: dict[int, set[str]] = {}
@@ -148,7 +148,9 @@ def _hard(table: Signatures, file: Path) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description="How fast logs are read by signature, and how right.")
+    parser = argparse.ArgumentParser(
+        description="How fast lines are classified by signature, and how often correctly."
+    )
     parser.add_argument("--lines", type=int, default=100_000, help="lines of each measured log")
     parser.add_argument("--runs", type=int, default=3, help="runs; the median counts")
     parser.add_argument("--real", type=Path, default=REAL, help="labelled real lines")

@@ -1,12 +1,12 @@
-"""A node loses power in a real Slurm and a spare waits: the time until all ranks run again, beside torchrun.
+"""A node loses power in a real Slurm and a spare waits: the time until all ranks run again, and torchrun's.
 
     python -m benchmarks.slurm [--runs 3] [--silent] [--json FILE]
 
 Five nodes of our own (`tests.slurm.cluster`), three of them train. Ours: four nodes in one step, one waits as
-a spare. torchrun's pattern that survives at all: `--no-kill` on sbatch and srun, `--nnodes 2:3`, and going on
-with two. Both are told from the same moment, when all that ran on the node ends, to the last rank's start.
-With `--silent` the cable is pulled first: no kernel says goodbye for the processes, as when the power of a
-real machine fails. Then only silence tells, and `--aegis-lost-timeout-s` says how long it has to last.
+a spare. torchrun's only pattern that survives: `--no-kill` on sbatch and srun, `--nnodes 2:3`, and going on
+with two. Both are measured from the end of all processes on the node to the last rank's start. With
+`--silent` the cable is pulled first: no kernel closes the processes' connections, as when the power of a real
+machine fails. Then only silence shows the loss, after `--aegis-lost-timeout-s`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure(make: Callable[[Cluster], tuple[BatchJob, int]], *, silent: bool) ->
         job, ranks = make(slurm)
         job.wait_step(20)
         before = len(job.starts())
-        # Whoever came last is the spare, any of them. The batch script's own node is another story.
+        # Any node may be the spare. The batch script's own node is not lost here.
         victim = max(host for _, host, *_ in job.starts() if host != "n1")
         lost = time.time()
         if silent:

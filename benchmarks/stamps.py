@@ -1,4 +1,4 @@
-"""What the measured ranks noted, and where the seconds of one recovery went."""
+"""The stamps of the measured ranks, and the parts of one recovery's time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Longer than this no process group takes to form here, but for a reverse name look-up that times out (5 s).
+# A process group that takes longer to form has waited for a reverse name look-up that timed out (5 s).
 STALL_S = 4.5
 OUTSIDE = "outside"
 
@@ -25,7 +25,7 @@ class Stamp(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Where the seconds of one recovery went; each part ends when the *last* rank is through."""
+    """The parts of one recovery's time; each ends when the *last* rank has finished it."""
 
     detect_s: float
     stop_s: float
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
     @property
     def stalled(self) -> bool:
-        """Whether a name look-up that timed out is in it: told apart, it is nobody's recovery."""
+        """Whether it includes a name look-up that timed out: such runs are listed apart."""
         return self.group_s > STALL_S
 
 
@@ -59,11 +59,11 @@ def parts_of(stamps: Sequence[Stamp], ranks: int) -> Parts:
             raise ValueError(f"rank {rank} of {ranks} took no step after the fault")
         step = min(steps, key=lambda stamp: stamp.at)
         at = {stamp.what: stamp.at for stamp in own if stamp.life == step.life}
-        # A process may have been held ready since before the fault: then its part begins with the script.
+        # A warm spare was started before the fault: then its part begins with the script.
         at["begun"] = at["start"] if at["start"] > fault else at["main"]
         for what, found in second.items():
             found.append(at[what])
-    # A survivor that is killed outright leaves no stamp: detect and stop then count as decide.
+    # A survivor that is killed leaves no stamp: detect and stop then count as decide.
     stopped = [s.at for s in stamps if s.what == "stopped" and fault < s.at < min(second["step"])] or [fault]
     ends = [fault, min(stopped), max(stopped)]
     for found in second.values():

@@ -3,8 +3,8 @@
     python -m benchmarks.startup --runs 7            (about five minutes)
 
 With `--aegis-bootcheck env` the aim is 1.1 times torchrun's time, with `full` (the default) 1.5 times; `off`
-says what the control plane alone costs. Of every run of ours the journal is read: what the bootcheck should
-have found must stand there.
+shows the cost of the control plane only. Of every run of ours the journal is read: it must have the
+bootcheck's results.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aegis_elastic.core.accounts import journal
-from benchmarks.launchers import Job, Shape, outlive_orphans, wait
+from benchmarks.launchers import Job, Shape, adopt_orphans, wait
 from benchmarks.stamps import read
 
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 90.0
 RUN_S = 9.0
 MEASURED = Path(__file__).with_name("measured.py")
-# launcher, bootcheck, what must stand in the journal, the aim
+# launcher, bootcheck, checks that the journal must have, the aim
 KINDS = {
     "torchrun": ("torchrun", "", frozenset[str](), 1.0),
     "off": ("aegis-run", "off", frozenset[str](), 0.0),
@@ -39,7 +39,7 @@ KINDS = {
 
 
 class Parts(NamedTuple):
-    """When the last rank was so far, in seconds after the command."""
+    """When the last rank had got there, in seconds after the command."""
 
     script_s: float
     imported_s: float
@@ -65,10 +65,10 @@ def measure(kind: str, shape: Shape) -> Parts:
                     if node.wait(END_TIMEOUT_S):
                         raise ValueError(f"exit code {node.returncode}")
             except (ValueError, subprocess.TimeoutExpired) as error:
-                tail = "\n".join(job.said().splitlines()[-20:])
+                tail = "\n".join(job.logs().splitlines()[-20:])
                 raise ValueError(f"{kind} did not train: {error}\n{tail}") from error
             if checks:
-                _prove(folder, checks, shape.nodes)
+                _check_journal(folder, checks, shape.nodes)
             stamps = read(folder)
     last = {what: max(s.at for s in stamps if s.what == what) - began for what in _WHAT}
     return Parts(*(round(last[what], 4) for what in _WHAT))
@@ -81,7 +81,7 @@ def _count(folder: Path, what: str) -> int:
     return sum(stamp.what == what for stamp in read(folder))
 
 
-def _prove(folder: Path, checks: frozenset[str], nodes: int) -> None:
+def _check_journal(folder: Path, checks: frozenset[str], nodes: int) -> None:
     (file,) = (folder / "state").glob("aegis/*/*/*/journal.jsonl")
     replayed = journal.replay(journal.read(file))
     raw = [json.loads(line)["event"] for line in file.read_text().splitlines()]
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds = arguments.kinds.split(",")
     if unknown := sorted(set(kinds) - KINDS.keys()):
         parser.error(f"cannot measure {', '.join(unknown)}: choose of {', '.join(KINDS)}")
-    outlive_orphans()
+    adopt_orphans()
     load, minutes = os.getloadavg()[0], arguments.runs * len(kinds) * RUN_S / 60
     print(f"about {minutes:.0f} minutes; load {load:.1f}", file=sys.stderr, flush=True)
     found: dict[str, list[Parts]] = {kind: [] for kind in kinds}

@@ -1,7 +1,7 @@
 """Trains `train_digits.py` with 4 ranks under aegis-run and kills two of them on the way: `make demo`.
 
-One rank is killed outright (SIGKILL), another raises an exception; neither the training code nor aegis-run
-is told. Ends with the training's own result, the report, and whether any process was left behind.
+One rank is killed (SIGKILL), another raises an exception, without notice to the training code or aegis-run.
+Ends with the training's own result, the report, and whether any process was left behind.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import psutil
 HERE = Path(__file__).resolve().parent
 RANKS = 4
 MARK = "AEGIS_DEMO"
-# Which rank gets which signal: once this step is saved and warm spares stand ready, at the later step anyway.
+# (step, step, rank, signal): at the first step if warm spares are ready, at the second in any case.
 FAULTS = [(60, 140, 2, signal.SIGKILL), (180, 280, 1, signal.SIGUSR1)]
 SAVED = re.compile(r"step (\d+): .*saved")
 TRAINING = [str(HERE / "train_digits.py"), "--steps", "300", "--save-every", "20", "--step-time-s", "0.1"]
 LAUNCHER = ["-m", "aegis_elastic.launch.run", "--standalone", "--nproc-per-node", str(RANKS)]
 
 
-def ours(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+def demo_processes(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
     """Every process of this demo (they inherit `mark`) with its environment."""
     for process in psutil.process_iter():
         try:
@@ -39,9 +39,9 @@ def ours(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
             yield process, environment
 
 
-def strike(mark: str, rank: int, signum: signal.Signals) -> None:
+def inject_fault(mark: str, rank: int, signum: signal.Signals) -> None:
     """Sends `signum` to the process that trains as `rank` now."""
-    for process, environment in ours(mark):
+    for process, environment in demo_processes(mark):
         # What a rank starts has its environment too; the rank itself is the one that leads a session.
         if environment.get("RANK") == str(rank) and os.getsid(process.pid) == process.pid:
             process.send_signal(signum)
@@ -51,7 +51,7 @@ def strike(mark: str, rank: int, signum: signal.Signals) -> None:
 
 
 def train(folder: Path, mark: str) -> int:
-    """Runs the training, shows all it says, strikes when it gets there; returns aegis-run's exit code."""
+    """Runs the training, prints its output, injects the faults; returns the exit code of aegis-run."""
     path = os.pathsep.join(filter(None, [str(HERE / "saboteur"), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {MARK: mark, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     faults, ready = list(FAULTS), False
@@ -67,7 +67,7 @@ def train(folder: Path, mark: str) -> int:
             if saved and faults:
                 earliest, latest, rank, signum = faults[0]
                 if int(saved[1]) >= (earliest if ready else latest):
-                    strike(mark, rank, signum)
+                    inject_fault(mark, rank, signum)
                     del faults[0]
     return launcher.returncode
 
@@ -78,7 +78,7 @@ def main() -> int:
     mark = str(os.getpid())
     with tempfile.TemporaryDirectory(prefix="aegis-demo-") as folder:
         code = train(Path(folder), mark)
-    left = [process.pid for process, _ in ours(mark)]
+    left = [process.pid for process, _ in demo_processes(mark)]
     print(f"demo: aegis-run ended with {code} after {time.monotonic() - began:.0f} s")
     print(f"demo: processes left behind: {left or 'none'}")
     return 1 if code or left else 0

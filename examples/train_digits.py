@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 examples/train_digits.py --checkpoint-dir /tmp/digits
 
-Started again with the same folder it goes on where the last completed checkpoint ended, and arrives at the
-very same parameters, bit for bit, as a run that was never interrupted. Needs torch and scikit-learn.
+Started again with the same folder it resumes from the last completed checkpoint, and ends with the same
+parameters, bit for bit, as a run that was never interrupted. Needs torch and scikit-learn.
 """
 
 from __future__ import annotations
@@ -122,20 +122,20 @@ def digest_of(model: nn.Module) -> str:
 
 
 def main() -> None:
-    """Trains, saves, resumes; rank 0 speaks."""
+    """Trains, saves, resumes; rank 0 prints."""
     arguments = parse_arguments()
     device = start(arguments.seed)
     images, labels, test_images, test_labels = load_data(device)
     model = DistributedDataParallel(make_model().to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    say = print if dist.get_rank() == 0 else lambda *_, **__: None
+    log = print if dist.get_rank() == 0 else lambda *_, **__: None
 
     # DDP lays its gradients out anew after the first backward pass, and the order of summation depends on it.
     # An idle pass ahead of everything gives a resumed run the same order as one that went through.
     model(images[:1]).sum().backward()
     optimizer.zero_grad()
     first = resume(arguments.checkpoint_dir, model, optimizer)
-    say(f"{dist.get_world_size()} ranks on {device.type}, from step {first}", flush=True)
+    log(f"{dist.get_world_size()} ranks on {device.type}, from step {first}", flush=True)
     for step in range(first, arguments.steps):
         began = time.monotonic()
         batch = batch_of(step, len(labels), arguments.batch_size, arguments.seed).to(device)
@@ -147,13 +147,13 @@ def main() -> None:
         done = step + 1
         if done % arguments.save_every == 0 or done == arguments.steps:
             save(arguments.checkpoint_dir, done, model, optimizer)
-            say(f"step {done}: loss {loss.item():.4f}, saved", flush=True)
+            log(f"step {done}: loss {loss.item():.4f}, saved", flush=True)
 
     with torch.no_grad():
         right = model.module(test_images).argmax(1) == test_labels
     accuracy = right.float().mean().item()
-    say(f"accuracy {accuracy:.4f} on {len(test_labels)} test images after {arguments.steps} steps")
-    say(f"digest {digest_of(model.module)}", flush=True)
+    log(f"accuracy {accuracy:.4f} on {len(test_labels)} test images after {arguments.steps} steps")
+    log(f"digest {digest_of(model.module)}", flush=True)
     dist.destroy_process_group()
 
 
