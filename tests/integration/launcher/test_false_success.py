@@ -9,7 +9,7 @@ import pytest
 from tests.integration.harness import Job
 
 pytestmark = pytest.mark.timeout(120)
-STANDIN = Path(__file__).with_name("megatron_standin.py")
+STANDIN = Path(__file__).parents[1] / "megatron_standin.py"
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 
 

@@ -23,7 +23,7 @@ from tests.integration.nodes.test_storm_guard import SCRIPT
 from tests.observe.receiver import receiver
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.netns]
-STANDIN = Path(__file__).with_name("megatron_standin.py")
+STANDIN = Path(__file__).parents[1] / "megatron_standin.py"
 FLAGS = ("--aegis-bootcheck", "off", "--aegis-troubleshoot", "off")
 
 
